@@ -1,0 +1,158 @@
+"""Messages of the ring: the feed into the head, and the steps along the hops. Each comes in an `Envelope`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from stagewire.wire.codec import Message, message
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.request import FinishReason, ReturnOffer, StageTiming, Usage
+from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.tensor import Tensor, TokenIds
+
+
+@message(100)
+@dataclass(frozen=True, slots=True)
+class Repeat(Message):
+    """An idle sender's heartbeat: the envelope repeats the last number, so that a lost message shows."""
+
+
+# --- the feed: broker to head ---
+
+
+@message(101)
+@dataclass(frozen=True, slots=True)
+class StartRequest(Message):
+    """An admitted request. `sampling.seed` is set; `offer` comes with a client's first in this epoch."""
+
+    request_id: str
+    client_id: str
+    session_id: str
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    offer: ReturnOffer | None
+    prompt_token_ids: TokenIds
+
+
+@message(102)
+@dataclass(frozen=True, slots=True)
+class CancelRequest(Message):
+    """End a request; from the broker, or from the tail when the client asked on the return link."""
+
+    request_id: str
+
+
+# --- the feed: stages to head ---
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What a step brought one sequence. `finish_reason` is set when the tail has written its ending."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    code: ErrorCode | None = None
+    usage: Usage | None = None
+
+
+@message(110)
+@dataclass(frozen=True, slots=True)
+class StepResult(Message):
+    """The tail is through with a step; every step gets one, also one that sampled nothing."""
+
+    step_id: int
+    results: tuple[SequenceResult, ...]
+    timings: tuple[StageTiming, ...]
+
+
+@message(111)
+@dataclass(frozen=True, slots=True)
+class Miss(Message):
+    """A stage holds only `length` tokens of a sequence whose step begins later; it computed nothing of it."""
+
+    step_id: int
+    seq_id: int
+    length: int
+
+
+@message(112)
+@dataclass(frozen=True, slots=True)
+class Flow(Message):
+    """A request's return window is full (`paused`), or has room again."""
+
+    request_id: str
+    paused: bool
+
+
+# --- the hops ---
+
+
+class Phase(str, Enum):
+    """What a slice is: prompt tokens, or one token to continue from."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStart:
+    """Tells the tail about a request, in the step that first carries it."""
+
+    seq_id: int
+    request_id: str
+    client_id: str
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    offer: ReturnOffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`num_tokens` consecutive tokens of one sequence from `pos_start`, which is authoritative.
+
+    `sample`: the tail draws the next token from the last row. `missed`: an earlier stage lacked the tokens
+    before it; the slice then has no rows and later stages skip it too.
+    """
+
+    seq_id: int
+    phase: Phase
+    pos_start: int
+    num_tokens: int
+    sample: bool
+    missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFinish:
+    """The head ends a sequence: the tail writes this ending unless it has written one."""
+
+    seq_id: int
+    finish_reason: FinishReason
+    code: ErrorCode | None = None
+    detail: str = ""
+
+
+@message(120)
+@dataclass(frozen=True, slots=True)
+class Step(Message):
+    """One pass of one batch. Stages apply, in this order: releases, slices, and at the tail starts before
+    slices and finishes after them.
+
+    `token_ids` are those of all slices, one after the other, also of missed ones. `hidden_states` is float32
+    [T, D] with the rows of the slices that were not missed; None on the way into the head.
+    """
+
+    step_id: int
+    releases: tuple[int, ...]
+    starts: tuple[SequenceStart, ...]
+    slices: tuple[Slice, ...]
+    finishes: tuple[SequenceFinish, ...]
+    timings: tuple[StageTiming, ...]
+    token_ids: TokenIds
+    hidden_states: Tensor | None
