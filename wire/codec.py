@@ -100,7 +100,7 @@ def _unpack_body(frame: Frame) -> Any:
         )
     try:
         return msgpack.unpackb(frame, use_list=True, strict_map_key=True)
-    except Exception as error:  # msgpack raises a dozen unrelated classes on bad bytes, RecursionError among them
+    except Exception as error:  # noqa: BLE001  bad bytes make msgpack raise a dozen unrelated classes
         raise ProtocolError(f"message body is not msgpack: {type(error).__name__}") from None
 
 

@@ -9,6 +9,9 @@ from stagewire.wire.codec import Message, message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.request import Ending, ReturnOffer
 
+RETURN_WINDOW = 256
+"""Unacknowledged tokens at which the tail pauses a request."""
+
 
 @message(140)
 @dataclass(frozen=True, slots=True)

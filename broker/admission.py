@@ -1,0 +1,88 @@
+"""Whether a request may enter: what it asks for, and whether there is room. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stagewire.broker.events import Asked
+from stagewire.broker.models import KnownModels
+from stagewire.broker.settings import BrokerSettings
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.frontend import ModelInfo
+from stagewire.wire.limits import MAX_PROMPT_TOKENS
+
+MAX_REQUEST_ID_CHARS = 64
+MAX_NAME_CHARS = 256
+
+
+class Refusal(NamedTuple):
+    """A stable code, and a sentence that says what to do."""
+
+    code: ErrorCode
+    detail: str
+
+
+class Occupancy(NamedTuple):
+    """How much of each limit is taken."""
+
+    num_queued: int
+    payload_bytes: int
+    num_of_client: int
+    memory_full: bool
+
+
+def content_refusal(asked: Asked, models: KnownModels) -> Refusal | None:
+    """What is wrong with the request itself; with no model known yet, dispatch looks at its length again."""
+    if not 1 <= len(asked.request_id) <= MAX_REQUEST_ID_CHARS:
+        return Refusal(ErrorCode.INVALID_REQUEST, f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters")
+    if len(asked.session_id) > MAX_NAME_CHARS:
+        return Refusal(ErrorCode.INVALID_REQUEST, f"session_id must have at most {MAX_NAME_CHARS} characters")
+    if asked.num_prompt_tokens > MAX_PROMPT_TOKENS:
+        detail = f"prompt of {asked.num_prompt_tokens} tokens; a message holds {MAX_PROMPT_TOKENS}"
+        return Refusal(ErrorCode.CONTEXT_OVERFLOW, detail)
+    if asked.num_prompt_tokens == 0 and asked.max_tokens != 0:
+        return Refusal(ErrorCode.DECODE_SEED_MISSING, "the prompt is empty: no token to start decoding from")
+    return model_refusal(asked.model, models) or context_refusal(
+        asked.num_prompt_tokens, asked.max_tokens, models.named(asked.model)
+    )
+
+
+def model_refusal(model: str | None, models: KnownModels) -> Refusal | None:
+    if models.all() and not models.named(model):
+        detail = f"model {model!r:.80} is not served; served are: {models.names()}"
+        return Refusal(ErrorCode.UNKNOWN_MODEL, detail)
+    return None
+
+
+def context_refusal(num_prompt: int, max_tokens: int | None, models: Sequence[ModelInfo]) -> Refusal | None:
+    """Refuses what no model's context can hold; one token more than asked for belongs to the sum.
+
+    An omitted `max_tokens` runs to the context's end, so only one new token must fit.
+    """
+    longest = max((model.context_length for model in models), default=None)
+    if longest is None or fits(num_prompt, max_tokens, longest):
+        return None
+    wanted = f"prompt of {num_prompt} tokens" + (f", max_tokens {max_tokens}" if max_tokens is not None else "")
+    detail = f"{wanted}: prompt + max_tokens + 1 must be at most the context of {longest} tokens"
+    return Refusal(ErrorCode.CONTEXT_OVERFLOW, detail)
+
+
+def fits(num_prompt: int, max_tokens: int | None, context_length: int) -> bool:
+    return num_prompt + (1 if max_tokens is None else max_tokens) + 1 <= context_length
+
+
+def room_refusal(asked: Asked, taken: Occupancy, settings: BrokerSettings) -> Refusal | None:
+    """Which limit the request would exceed; all of these may be tried again later."""
+    if taken.num_of_client >= settings.max_requests_per_client:
+        detail = f"this client has {taken.num_of_client} requests; at most {settings.max_requests_per_client}"
+        return Refusal(ErrorCode.CLIENT_LIMIT, detail)
+    if taken.num_queued >= settings.max_queued:
+        return Refusal(ErrorCode.QUEUE_FULL, f"{taken.num_queued} requests wait; at most {settings.max_queued}")
+    if taken.payload_bytes + asked.payload_bytes > settings.max_queued_bytes:
+        detail = f"waiting prompts hold {taken.payload_bytes} bytes; at most {settings.max_queued_bytes}"
+        return Refusal(ErrorCode.QUEUE_FULL, detail)
+    if taken.memory_full:
+        detail = f"{settings.max_finished} requests are running or ended within the last minute"
+        return Refusal(ErrorCode.QUEUE_FULL, detail)
+    return None

@@ -1,0 +1,90 @@
+"""What clients say besides `Generate`: hello, offers, cancels, pings, leaving; and how they are missed."""
+
+from __future__ import annotations
+
+from stagewire.broker.clients import ClientRecord
+from stagewire.broker.endings import Endings, cancellation, failure
+from stagewire.broker.events import ForgetPeer, Peer, Send
+from stagewire.broker.state import BrokerState
+from stagewire.wire.codec import Message
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, HelloRefused
+from stagewire.wire.request import Ending
+
+_MAX_NAME_CHARS = 256
+
+
+class Reception:
+    """Owns who is a client."""
+
+    def __init__(self, state: BrokerState, endings: Endings) -> None:
+        self._state, self._endings = state, endings
+
+    def hello(self, peer: Peer, message: ClientHello, now: float) -> None:
+        client = self._state.clients.get(message.client_id)
+        refusal = self._refusal(peer, message, client)
+        if refusal:
+            self._answer(peer, HelloRefused(*refusal))
+            self._state.note("client_refused", client=repr(message.client_id[:64]), code=refusal[0].value)
+            return
+        client = client or self._state.clients.add(message.client_id, None, now)
+        client.nonce, client.heard_at = message.client_nonce, now
+        client.offers(message.offer)
+        if client.peer != peer:
+            self._move(client, peer)
+        self._answer(peer, BrokerWelcome(self._state.incarnation, self._state.models.all()))
+
+    def _refusal(self, peer: Peer, message: ClientHello, known: ClientRecord | None) -> tuple[ErrorCode, str] | None:
+        sender = self._state.clients.by_peer(peer)
+        if not 1 <= len(message.client_id) <= _MAX_NAME_CHARS:
+            return ErrorCode.INVALID_REQUEST, f"client_id must have 1 to {_MAX_NAME_CHARS} characters"
+        if sender and sender is not known:
+            return ErrorCode.INVALID_REQUEST, f"this connection is client {sender.client_id!r:.80}"
+        if known and known.nonce not in (None, message.client_nonce):
+            silence_s = self._state.settings.client_silence_s
+            detail = f"another client named {known.client_id!r:.80} was heard within {silence_s:g} s"
+            return ErrorCode.IDENTITY_IN_USE, detail
+        if known is None and len(self._state.clients) >= self._state.settings.max_clients:
+            return ErrorCode.CLIENT_LIMIT, f"the broker has {len(self._state.clients)} clients already"
+        return None
+
+    def _move(self, client: ClientRecord, peer: Peer) -> None:
+        if client.peer:
+            self._state.out.append(ForgetPeer(client.peer))
+        self._state.clients.connect(client, peer)
+        self._state.note("client_connected", client=client.client_id, peer=peer)
+
+    def ping(self, client: ClientRecord) -> None:
+        self._state.to_client(client.client_id, BrokerPong(self._state.incarnation))
+
+    def cancel(self, client: ClientRecord, request_id: str, now: float) -> None:
+        request = self._state.requests.get(request_id)
+        if request and request.client_id == client.client_id:
+            self._endings.cancel(request, cancellation(request.num_prompt_tokens), now)
+
+    def bye(self, client: ClientRecord, now: float) -> None:
+        self._leave(client, cancellation(), "bye", now)
+
+    def overflowed(self, client: ClientRecord, now: float) -> None:
+        ending = failure(ErrorCode.CLIENT_GONE, "the client does not read what it is sent")
+        self._leave(client, ending, "overflow", now)
+
+    def check_silence(self, now: float) -> None:
+        limit_s = self._state.settings.client_silence_s
+        ending = failure(ErrorCode.CLIENT_GONE, f"the client was silent for {limit_s:g} s")
+        for client in self._state.clients:
+            if now - client.heard_at > limit_s:
+                self._leave(client, ending, "silent", now)
+
+    def _leave(self, client: ClientRecord, queued_ending: Ending, reason: str, now: float) -> None:
+        """Its requests end: here those that no head has, through the ring the others."""
+        if client.peer:
+            self._state.out.append(ForgetPeer(client.peer))
+        self._state.clients.remove(client)
+        self._endings.cancel_all(client.client_id, queued_ending, now)
+        for pipeline in self._state.pipelines.values():
+            pipeline.introduced.discard(client.client_id)
+        self._state.note("client_gone", client=client.client_id, reason=reason)
+
+    def _answer(self, peer: Peer, message: Message) -> None:
+        self._state.out.append(Send(peer, message))

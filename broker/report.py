@@ -1,0 +1,33 @@
+"""The answer to `GetStatus`, read off the state; it changes nothing."""
+
+from __future__ import annotations
+
+from stagewire.broker.pipeline import Pipeline
+from stagewire.broker.pool import StageRecord
+from stagewire.broker.state import BrokerState
+from stagewire.wire.status import PipelineStatus, StageStatus, Status
+
+
+def status_of(state: BrokerState, now: float) -> Status:
+    return Status(
+        incarnation=state.incarnation,
+        uptime_s=now - state.started_at,
+        models=state.models.all(),
+        stages=tuple(_stage(stage, now) for stage in state.pool),
+        pipelines=tuple(_pipeline(pipeline) for pipeline in state.pipelines.values()),
+        num_clients=len(state.clients),
+        num_requests_waiting=len(state.waiting),
+        num_requests_running=len(state.requests) - len(state.waiting),
+        num_bad_messages=state.num_bad_messages,
+        waiting_for=state.waiting_for(),
+    )
+
+
+def _stage(stage: StageRecord, now: float) -> StageStatus:
+    serves = str(stage.epoch) if stage.epoch else None
+    return StageStatus(stage.info, serves, max(0.0, now - stage.heard_at), stage.step_age_s)
+
+
+def _pipeline(pipeline: Pipeline) -> PipelineStatus:
+    state, epoch = pipeline.state.value, str(pipeline.epoch)
+    return PipelineStatus(epoch, state, pipeline.stage_ids, len(pipeline.requests), pipeline.capacity)

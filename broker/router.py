@@ -1,0 +1,105 @@
+"""One ROUTER socket and a bounded outbox for each peer that does not read fast enough; it never blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import zmq
+
+from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
+from stagewire.wire.codec import Frame, Message, encode
+from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.wire.outbox import Outbox
+
+HIGH_WATER_MARK = 1000
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""libzmq closes a connection that sends a longer frame; messages of this protocol are far below."""
+_OUTBOX_MESSAGES = 4096
+_MAX_OUTBOXES = 4096
+
+
+class Router:
+    """Binds on construction.
+
+    Raises:
+        SettingsError: the endpoint cannot be bound, PORT_IN_USE when another process has it.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], link: Link, endpoint: str) -> None:
+        self._link = link
+        self._outboxes: dict[Peer, Outbox] = {}
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._bind(endpoint)
+
+    def _bind(self, endpoint: str) -> None:
+        try:
+            self.socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.socket.close(linger=0)
+            name = f"{self._link.value}_endpoint={endpoint}"
+            if error.errno == zmq.EADDRINUSE:
+                advice = "another process has this port; stop it (a second broker?) or choose another"
+                raise SettingsError(f"{name}: {advice}", ErrorCode.PORT_IN_USE) from None
+            raise SettingsError(f"{name}: cannot be bound: {error}") from None
+
+    @property
+    def endpoint(self) -> str:
+        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._outboxes)
+
+    def receive(self, limit: int) -> Iterator[tuple[Peer, Sequence[bytes]]]:
+        """What has come, at most `limit` messages: who sent it, and its frames."""
+        for _ in range(limit):
+            try:
+                routing_id, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield Peer(self._link, routing_id), frames
+
+    def send(self, peer: Peer, message: Message, now: float) -> Event | None:
+        """Send it now or later; an event tells when the peer will not get it."""
+        if peer not in self._outboxes and len(self._outboxes) < _MAX_OUTBOXES:
+            self._outboxes[peer] = Outbox(_OUTBOX_MESSAGES)
+        outbox = self._outboxes.get(peer)
+        if outbox is None or not outbox.put(encode(message), now):
+            self.forget(peer)
+            return Overflowed(peer)
+        return self._flush(peer, now)
+
+    def flush(self, now: float) -> list[Event]:
+        """Try again what is waiting; an event for each peer that is gone."""
+        events = [self._flush(peer, now) for peer in list(self._outboxes)]
+        return [event for event in events if event]
+
+    def forget(self, peer: Peer) -> None:
+        self._outboxes.pop(peer, None)
+
+    def _flush(self, peer: Peer, now: float) -> Event | None:
+        outbox = self._outboxes[peer]
+        try:
+            outbox.flush(lambda frames: self._send_now(peer, frames), now)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            del self._outboxes[peer]
+            return Unreachable(peer)
+        if not outbox:
+            del self._outboxes[peer]
+        return None
+
+    def _send_now(self, peer: Peer, frames: list[Frame]) -> bool:
+        try:
+            self.socket.send_multipart([peer.routing_id, *frames], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self, linger_s: float) -> None:
+        self.socket.close(linger=round(linger_s * 1000))

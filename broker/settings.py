@@ -1,0 +1,91 @@
+"""What one broker process is told at its start, and the limits of each value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stagewire.wire.condition import WireCondition
+from stagewire.wire.errors import SettingsError
+
+_LOOPBACK = re.compile(r"tcp://(?:127(?:\.\d{1,3}){3}|localhost):(\*|\d{1,5})")
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "max_queued": (1, 65_536),
+    "max_queued_bytes": (1024, 1 << 36),
+    "max_clients": (1, 65_536),
+    "max_requests_per_client": (1, 65_536),
+    "max_stages": (1, 4096),
+    "max_sessions": (1, 1 << 22),
+    "max_finished": (1024, 1 << 22),
+    "feed_credit": (2, 512),
+    "queue_timeout_s": (0.1, 3600),
+    "no_pipeline_wait_s": (0, 3600),
+    "stage_silence_s": (0.5, 3600),
+    "step_hang_s": (0.5, 3600),
+    "client_silence_s": (1, 3600),
+    "takeover_s": (0.1, 60),
+    "grace_s": (0, 60),
+    "answer_s": (0.5, 600),
+}
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint is TCP on this machine's own IPv4 address."""
+    match = _LOOPBACK.fullmatch(endpoint)
+    return match is not None and (match[1] == "*" or int(match[1]) <= 65_535)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """Endpoints (port `*` takes a free one), limits, and times in seconds.
+
+    Attributes:
+        max_queued: requests that wait for a pipeline; 1,000 of one client fit.
+        max_queued_bytes: prompts held for requests that no head has acknowledged yet.
+        max_requests_per_client: accepted and not ended.
+        max_finished: ended requests remembered for 60 s, so that a late resend never runs one again; when
+            this many ended within 60 s, new ones are refused.
+        feed_credit: messages sent to a head that it has not answered.
+        no_pipeline_wait_s: how long a request waits while no pipeline stands for it.
+        stage_silence_s: a stage unheard for longer is lost; one whose step is older than `step_hang_s` too.
+        takeover_s: a restarted stage replaces its predecessor once that has been silent for this long.
+        grace_s: how long a starting broker only collects what stands.
+        answer_s: how long a stage may take to answer an assembly, or the end of one.
+        feed_condition: simulates the network between broker and heads.
+
+    Raises:
+        SettingsError: a value is outside its limits, or an endpoint is not on loopback.
+    """
+
+    frontend_endpoint: str = "tcp://127.0.0.1:7070"
+    control_endpoint: str = "tcp://127.0.0.1:7071"
+    max_queued: int = 2048
+    max_queued_bytes: int = 256 * 1024 * 1024
+    max_clients: int = 1024
+    max_requests_per_client: int = 2048
+    max_stages: int = 256
+    max_sessions: int = 16_384
+    max_finished: int = 65_536
+    feed_credit: int = 256
+    queue_timeout_s: float = 60.0
+    no_pipeline_wait_s: float = 10.0
+    stage_silence_s: float = 2.5
+    step_hang_s: float = 60.0
+    client_silence_s: float = 10.0
+    takeover_s: float = 1.0
+    grace_s: float = 3.0
+    answer_s: float = 5.0
+    feed_condition: WireCondition | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SettingsError(f"{name}={value}: must be between {low} and {high}")
+        for name in ("frontend_endpoint", "control_endpoint"):
+            if not is_loopback(getattr(self, name)):
+                raise SettingsError(
+                    f"{name}={getattr(self, name)}: must be tcp://127.0.0.1:PORT; "
+                    "without keys the broker serves this machine only"
+                )

@@ -1,0 +1,24 @@
+"""The flag of every command that talks to a running cluster, and the client that it names."""
+# ruff: noqa: PLC0415  # imports wait until they are needed
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stagewire.client import Client
+
+DEFAULT_ENDPOINT = "tcp://127.0.0.1:7070"
+
+
+def add_endpoint_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--endpoint", default=DEFAULT_ENDPOINT, help="the broker's frontend endpoint (default: %(default)s)"
+    )
+
+
+def connect(options: argparse.Namespace) -> Client:
+    from stagewire.client import Client
+
+    return Client(options.endpoint)

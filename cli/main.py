@@ -1,0 +1,91 @@
+"""The entry point: finds the subcommand, imports that one only, and turns its errors into exit codes."""
+
+# ruff: noqa: PLC0415  # imports wait until they are needed: `--help` answers at once, `broker` loads no torch
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from stagewire.cli.failure import EXIT_FAILURE, EXIT_INTERRUPTED, MissingExtra, report
+from stagewire.wire.errors import SettingsError, StagewireError
+
+COMMANDS = {
+    "demo": "see it work: two stages answer a prompt, then everything stops",
+    "up": "serve a model on this machine: a broker and stages, until Ctrl-C",
+    "generate": "complete one prompt and print the answer as it comes",
+    "chat": "talk with the model",
+    "status": "show stages, pipelines and queue",
+    "models": "list the models that are known by name, or fetch one",
+    "broker": "run a broker only",
+    "stage": "run one stage only: some layers of a model",
+}
+
+_DESCRIPTION = "Serve one language model split by layers across processes and machines."
+_EPILOG = """\
+examples:
+  stagewire demo
+  stagewire up --stages 2
+  stagewire generate "Why is the sky blue?"
+
+`stagewire COMMAND --help` shows a command's options and examples.
+exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted with Ctrl-C.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns its exit code. `--help` and `--version` leave by SystemExit."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        options = build_parser(command).parse_args(arguments)
+        code: int = options.run(options)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has left: `stagewire generate ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush fails again
+        return EXIT_FAILURE
+    except StagewireError as error:
+        return report(error, command, "--json" in arguments)
+    except ModuleNotFoundError as error:
+        if not MissingExtra.explains(error):
+            raise
+        return report(MissingExtra(error), command, "--json" in arguments)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_ignored: object, **_also: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"stagewire {version('stagewire')}")
+        parser.exit()
+
+
+def build_parser(command: str | None) -> argparse.ArgumentParser:
+    """The whole parser, with options for `command` only: the others are named but not imported."""
+    parser = _Parser(
+        prog="stagewire", description=_DESCRIPTION, epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )
+        if name == command:
+            module = importlib.import_module(f"stagewire.cli.{name}")
+            subparser.description, subparser.epilog = module.__doc__, module.EXAMPLES
+            module.configure(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser

@@ -1,0 +1,83 @@
+"""The flags that say how a model is spread over stages, and the cluster that they describe."""
+# ruff: noqa: PLC0415  # imports wait until they are needed
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stagewire.wire.condition import WireCondition
+from stagewire.wire.errors import SettingsError
+
+if TYPE_CHECKING:
+    from stagewire.cluster.local import LocalCluster
+    from stagewire.cluster.spec import BrokerSpec
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    from stagewire.model.catalogue import DEFAULT_MODEL
+
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL,
+        help="a name from `stagewire models`, or a .gguf file (default: %(default)s)",
+    )  # fmt: skip
+    cut = parser.add_mutually_exclusive_group()
+    cut.add_argument("--stages", type=int, metavar="N", help="cut the model into N equal parts (default: 2)")
+    cut.add_argument(
+        "--split", action="append", metavar="RANGES",
+        help="cut it at will, as in 0:12,12:30; again for another pipeline of another cut",
+    )  # fmt: skip
+    parser.add_argument("--replicas", type=int, default=1, metavar="R", help="how many of each pipeline")
+    parser.add_argument(
+        "--threads", type=_numbers, metavar="T", help="CPU threads of each stage; or one each, as in 4,2"
+    )
+    parser.add_argument("--device", type=_names, metavar="D", help="cpu, or cuda:0; or one each, as in cuda:0,cpu")
+    parser.add_argument("--precision", metavar="P", help="of weights and products (default: bf16)")
+    parser.add_argument(
+        "--wire-condition", action="append", type=_condition, default=[], metavar="LINK=CONDITION",
+        help="simulate a network on the links hop, hop.0 (out of stage 0), feed or return, as in "
+        "hop=delay=10ms,bandwidth=100mbit,jitter=1ms; may be given again",
+    )  # fmt: skip
+    parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
+
+
+def planned_cluster(
+    options: argparse.Namespace, progress: Callable[[str], None], broker: BrokerSpec | None = None
+) -> LocalCluster:
+    """The cluster of the flags, not started yet."""
+    from pathlib import Path
+
+    from stagewire.cluster.local import LocalCluster
+
+    return LocalCluster(
+        options.model,
+        stages=options.stages,
+        split=options.split,
+        replicas=options.replicas,
+        threads=options.threads,
+        device=options.device,
+        precision=options.precision,
+        conditions=dict(options.wire_condition),
+        broker=broker,
+        log_dir=None if options.log_dir is None else Path(options.log_dir),
+        progress=progress,
+    )
+
+
+def _names(text: str) -> str | list[str]:
+    return text.split(",") if "," in text else text
+
+
+def _numbers(text: str) -> int | list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if "," in text else int(text)
+    except ValueError:
+        raise SettingsError(f"threads={text}: expected a number, or one for each stage, as in 4,2") from None
+
+
+def _condition(text: str) -> tuple[str, WireCondition]:
+    link, equals, condition = text.partition("=")
+    if not equals or not condition:
+        raise SettingsError(f"wire_condition={text}: expected LINK=CONDITION, as in hop=delay=10ms")
+    return link, WireCondition.parse(condition)

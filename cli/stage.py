@@ -1,0 +1,70 @@
+"""Run one stage: it holds some layers of a model and joins the broker's pipelines."""
+
+# ruff: noqa: PLC0415  # imports wait until they are needed: `--help` answers at once, `broker` loads no torch
+from __future__ import annotations
+
+import argparse
+
+from stagewire.cli.daemon import Daemon, add_process_flags
+from stagewire.cli.options import add_other_settings, add_settings, chosen
+from stagewire.wire.errors import ErrorCode, SettingsError
+
+EXAMPLES = """\
+examples:
+  stagewire stage --layers 0:12
+  stagewire stage --layers 12: --device cuda:0
+  stagewire stage --model ./model.gguf --layers 0:16 --threads 4 --control-endpoint tcp://127.0.0.1:7071
+
+SIGTERM or Ctrl-C stops it.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    from stagewire.model.catalogue import DEFAULT_MODEL
+    from stagewire.stage.settings import StageSettings
+
+    parser.add_argument(
+        "--model",
+        default=DEFAULT_MODEL,
+        help="a name from `stagewire models`, or a .gguf file (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--layers", type=_layers, metavar="START:END", default=(0, None),
+        help="the layers to hold, the end not included; `12:` goes to the last (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--control-endpoint", metavar="ENDPOINT", default="tcp://127.0.0.1:7071",
+        help="the broker's control endpoint (default: %(default)s)",
+    )  # fmt: skip
+    described = {
+        "stage_id": "a name for people, unique at the broker (default: random)",
+        "device": "where the layers are computed: cpu, or cuda:0",
+        "threads": "CPU threads for computing",
+        "precision": "of weights and products",
+        "kv_tokens": "tokens whose keys and values fit into memory",
+        "bind": "where this stage listens for its neighbours",
+    }
+    add_settings(parser, StageSettings, described)
+    shown = {*described, "model", "layer_start", "layer_end", "control_endpoint"}
+    add_other_settings(parser, StageSettings, "limits, times and simulated networks", without=shown)
+    add_process_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from stagewire.stage.settings import StageSettings
+
+    layer_start, layer_end = options.layers
+    settings = chosen(StageSettings, options, layer_start=layer_start, layer_end=layer_end)
+    daemon = Daemon(options)
+    # Only now PyTorch: a wrong setting is refused at once, and the watchdog runs while it loads.
+    from stagewire.stage.worker import run_stage
+
+    run_stage(settings, lambda: daemon.ready({"stage_id": settings.stage_id}), daemon.stop)
+    return 0
+
+
+def _layers(text: str) -> tuple[int, int | None]:
+    start, colon, end = text.partition(":")
+    if not colon or not start.isdecimal() or not (end.isdecimal() or not end):
+        raise SettingsError(f"layers={text!r}: expected START:END, as in 0:12", ErrorCode.INVALID_LAYER_RANGE)
+    return int(start), int(end) if end else None

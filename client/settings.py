@@ -1,0 +1,75 @@
+"""What one client is told at its start, and the limits of each value."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from stagewire.wire.errors import SettingsError
+
+_ENDPOINT = re.compile(r"tcp://(?:\[[0-9a-fA-F:]+\]|[^\s:/*\[\]]+):(\d{1,5})")
+_MAX_CLIENT_ID_CHARS = 64
+_LIMITS: dict[str, tuple[float, float]] = {
+    "connect_timeout_s": (0.01, 3600),
+    "silence_timeout_s": (0.1, 3600),
+    "max_requests": (1, 65_536),
+    "max_buffered_tokens": (512, 1 << 20),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """Where the broker is, how tokens come back, and limits; times in seconds.
+
+    Attributes:
+        endpoint: the broker's frontend.
+        client_id: the client's name; two clients of one name at the same time are refused.
+        return_path: `direct`, tokens straight from the last stage (through the broker where that cannot dial
+            this machine), or `broker`, always through the broker.
+        return_host: the address of this machine at which stages can reach it.
+        connect_timeout_s: how long a broker that was never reached is waited for.
+        silence_timeout_s: how long a request outlives the silence of broker and link alike.
+        max_requests: how many may run at the same time.
+        max_buffered_tokens: of one request, received and not yet taken; twice the protocol's window at least.
+        cache_folder: where model cards are kept; None is the user's cache folder.
+
+    Raises:
+        SettingsError: on construction, naming field, value and limit.
+    """
+
+    endpoint: str = "tcp://127.0.0.1:7070"
+    client_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    return_path: Literal["direct", "broker"] = "direct"
+    return_host: str = "127.0.0.1"
+    connect_timeout_s: float = 10.0
+    silence_timeout_s: float = 30.0
+    max_requests: int = 4096
+    max_buffered_tokens: int = 4096
+    cache_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _LIMITS.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SettingsError(f"{name}={value}: must be between {low} and {high}")
+        match = _ENDPOINT.fullmatch(self.endpoint)
+        if match is None or not 1 <= int(match[1]) <= 65_535:
+            raise SettingsError(f"endpoint={self.endpoint}: must be tcp://HOST:PORT")
+        if not 1 <= len(self.client_id) <= _MAX_CLIENT_ID_CHARS:
+            raise SettingsError(f"client_id={self.client_id!r:.80}: must have 1 to {_MAX_CLIENT_ID_CHARS} characters")
+        if self.return_path not in ("direct", "broker"):
+            raise SettingsError(f"return_path={self.return_path!r:.80}: must be direct or broker")
+        if not _is_address(self.return_host):
+            raise SettingsError(f"return_host={self.return_host!r:.80}: must be an IP address that stages can dial")
+
+
+def _is_address(host: str) -> bool:
+    """Whether `host` is one machine's address; a name or a wildcard tells a stage nothing it can dial."""
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

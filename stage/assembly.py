@@ -1,0 +1,199 @@
+"""One stage's part in one pipeline epoch: its cores, its links' numbers, its queue of steps.
+
+Messages of the epoch, finished steps and time come in; instructions go out. It ends with its epoch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stagewire.stage.executor import Plan, StepExecutor
+from stagewire.stage.head import HeadCore, HeadInput
+from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext
+from stagewire.stage.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.tail import Draw, TailCore
+from stagewire.wire.codec import Envelope, Message, encode
+from stagewire.wire.control import Assemble, AssemblyReport, Fault
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.frontend import RelayToClient
+from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
+from stagewire.wire.request import StageTiming
+from stagewire.wire.ring import CancelRequest, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
+from stagewire.wire.tensor import Blob
+
+_FAULT_AGAIN_S = 1.0
+_MAX_QUEUED_STEPS = 64
+_FOR_HEAD = (StartRequest, CancelRequest, StepResult, Miss, Flow)
+
+
+class Assembly:
+    """`head` is there at the first stage, `tail` at the last; where both are one, the ring closes inside.
+
+    After a fault nothing is taken or sent any more, until the broker dissolves the epoch.
+    """
+
+    def __init__(self, message: Assemble, executor: StepExecutor, head: HeadCore | None, tail: TailCore | None) -> None:
+        self.epoch, self.stage_index, self.num_stages = message.epoch, message.stage_index, message.num_stages
+        self.executor = executor
+        self._head, self._tail = head, tail
+        self._received = ReceiverNumbers(self.epoch)
+        self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
+        self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
+        self._steps: deque[Step] = deque()
+        self._fault: Fault | None = None
+        self._fault_told_at = 0.0
+        self.num_dropped = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """No fault has ended it yet."""
+        return self._fault is None
+
+    def report(self) -> AssemblyReport:
+        """For the broker that wants to adopt it."""
+        requests = self._head.requests if self._head else ()
+        return AssemblyReport(self.epoch, self.stage_index, self.num_stages, requests)
+
+    # --- the ring ---
+
+    def handle_ring(self, envelope: Envelope, message: Message, now: float) -> list[Instruction]:
+        """A message on this stage's PULL socket."""
+        if not self.is_sound:
+            return []
+        arrival = self._received.arrive(envelope, isinstance(message, Repeat))
+        if arrival is Arrival.GAP:
+            return self.fail(ErrorCode.STAGE_LOST, f"a message from sender {envelope.sender} is missing", now)
+        if arrival is Arrival.DROP:
+            self.num_dropped += not isinstance(message, Repeat)
+            return []
+        if self._head and isinstance(message, _FOR_HEAD):
+            return self.tell_head(message, now)
+        if self._head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
+            self._steps.append(message)
+            return []
+        return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
+
+    def tell_head(self, message: HeadInput, now: float) -> list[Instruction]:
+        """Over the feed, or without a socket where this stage is the head."""
+        if self._head:
+            return self._from_head(self._head.handle(message, now), now)
+        if self._to_head and not isinstance(message, StartRequest):
+            return [SendHead(self._to_head.next(now), message)]
+        return []
+
+    def _from_head(self, messages: Iterable[Message], now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for message in messages:
+            if isinstance(message, Fault):
+                return [*out, *self.fail(message.code, message.detail, now)]
+            out.append(SendControl(message))
+        return out
+
+    def fail(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:
+        """The epoch cannot go on; told once, and then every second until it is dissolved."""
+        if self._fault:
+            return []
+        self._fault, self._fault_told_at = Fault(self.epoch, code, detail), now
+        self._steps.clear()
+        return [SendControl(self._fault)]
+
+    # --- steps ---
+
+    def next_step(self, now: float) -> Step | None:
+        """The step to compute now, or None."""
+        if not self.is_sound:
+            return None
+        if self._head:
+            return self._head.next_step(now)
+        return self._steps.popleft() if self._steps else None
+
+    def begin_step(self, step: Step, now: float) -> list[Instruction]:
+        """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
+        return self._perform_links(self._tail.begin(step, now), now) if self._tail else []
+
+    def draw(self, plan: Plan, logits: npt.NDArray[np.float32] | None) -> list[Draw]:
+        """At the tail, sample; elsewhere nothing."""
+        return self._tail.draw(plan.step, logits) if self._tail and logits is not None else []
+
+    def finish_step(
+        self,
+        plan: Plan,
+        output: npt.NDArray[np.float32] | None,
+        draws: list[Draw],
+        timing: StageTiming,
+        now: float,
+    ) -> list[Instruction]:
+        """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
+        timing = replace(timing, stage_index=self.stage_index)
+        out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
+        if self._to_next:
+            return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
+        assert self._tail is not None
+        result, links = self._tail.record(plan.step, draws, (*plan.step.timings, timing), now)
+        # The client first: its token does not wait for the head's next step.
+        return [*out, *self._perform_links(links, now), *self.tell_head(result, now)]
+
+    def fail_step(self, step: Step, detail: str, now: float) -> list[Instruction]:
+        """The forward pass raised: the epoch ends, and its requests with it."""
+        is_prefill = any(piece.phase is Phase.PREFILL for piece in step.slices)
+        code = ErrorCode.PREFILL_FAILED if is_prefill else ErrorCode.DECODE_FAILED
+        return self.fail(code, f"step {step.step_id}: {detail}", now)
+
+    # --- return links ---
+
+    def handle_link(self, client_id: str, link: int | None, message: Message, now: float) -> list[Instruction]:
+        """A message of a client on a direct link, or (None) through the broker."""
+        return self._perform_links(self._tail.receive(client_id, link, message, now), now) if self._tail else []
+
+    def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
+        """A direct link broke, or its dial failed."""
+        return self._perform_links(self._tail.lose(client_id, link, now), now) if self._tail else []
+
+    def reset_relays(self, now: float) -> list[Instruction]:
+        """The broker is another one: greet again the clients that are reached through it."""
+        return self._perform_links(self._tail.reset_relays(now), now) if self._tail else []
+
+    def _perform_links(self, links: Iterable[LinkInstruction], now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for link in links:
+            if isinstance(link, TellHead):
+                out += self.tell_head(link.message, now)
+            elif isinstance(link, SendRelay):
+                frames = tuple(Blob(frame) for frame in encode(link.message))
+                out.append(SendControl(RelayToClient(link.client_id, self.epoch, frames)))
+            else:
+                out.append(link)
+        return out
+
+    # --- time ---
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time has passed."""
+        if self._fault:
+            return self._repeat_fault(self._fault, now)
+        out: list[Instruction] = []
+        if self._to_next and (envelope := self._to_next.repeat(now)):
+            out.append(SendNext(envelope, Repeat()))
+        if self._to_head and (envelope := self._to_head.repeat(now)):
+            out.append(SendHead(envelope, Repeat()))
+        if self._tail:
+            out += self._perform_links(self._tail.tick(now), now)
+        if self._head:
+            out += self._from_head(self._head.tick(now), now)
+        return out
+
+    def _repeat_fault(self, fault: Fault, now: float) -> list[Instruction]:
+        if now - self._fault_told_at < _FAULT_AGAIN_S:
+            return []
+        self._fault_told_at = now
+        return [SendControl(fault)]
+
+    def close(self) -> list[Instruction]:
+        """The epoch has ended: nothing of it is ever sent or taken again."""
+        links = self._tail.close() if self._tail else []
+        return [*(link for link in links if isinstance(link, CloseLink)), CloseRing()]

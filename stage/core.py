@@ -1,0 +1,147 @@
+"""A stage as one state machine: messages, lost links and time in; instructions out.
+
+It registers, is assembled and dissolved; what belongs to a pipeline epoch goes to its `Assembly`. No sockets,
+clocks or threads: the loop owns those and performs what is returned here, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stagewire.stage.assembly import Assembly
+from stagewire.stage.executor import StepExecutor
+from stagewire.stage.head import HeadCore, HeadLimits
+from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
+from stagewire.stage.tail import TailCore
+from stagewire.wire.codec import Envelope, Message, decode
+from stagewire.wire.control import (
+    Assemble,
+    Assembled,
+    Dissolve,
+    Dissolved,
+    Register,
+    Registered,
+    RegisterRefused,
+    RequestEndedAck,
+    StageInfo,
+)
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.errors import ProtocolError
+from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParts:
+    """What the core needs of its process: makers of per-epoch parts, and 16 random bytes."""
+
+    make_executor: Callable[[], StepExecutor]
+    head_limits: Callable[[Assemble], HeadLimits]
+    draw_nonce: Callable[[], bytes]
+
+
+class StageCore:
+    """One stage from its registration on; `assembly` is its part in the pipeline that it serves, if any."""
+
+    def __init__(self, info: StageInfo, parts: StageParts) -> None:
+        self._info, self._parts = info, parts
+        self._incarnation: int | None = None
+        self._fence = Epoch(0, 0)
+        self.assembly: Assembly | None = None
+        self.num_dropped = 0
+
+    @property
+    def is_registered(self) -> bool:
+        return self._incarnation is not None
+
+    def register(self) -> Register:
+        """What this stage holds and serves."""
+        is_serving = self.assembly is not None and self.assembly.is_sound
+        return Register(self._info, self.assembly.report() if self.assembly and is_serving else None)
+
+    # --- control ---
+
+    def handle_control(self, message: Message, now: float) -> list[Instruction]:
+        """A message of the broker."""
+        if isinstance(message, WhoAreYou):
+            return [SendControl(self.register())]
+        if isinstance(message, Registered):
+            return self._welcome(message, now)
+        if isinstance(message, Assemble):
+            return self._assemble(message)
+        if isinstance(message, Dissolve):
+            return self._dissolve(message.epoch)
+        if isinstance(message, RelayToTail):
+            return self._relayed(message, now)
+        if isinstance(message, RequestEndedAck):
+            return self.assembly.tell_head(message, now) if self.assembly else []
+        if isinstance(message, RegisterRefused):
+            return [Exit(message.code, message.detail)]
+        if isinstance(message, BadMessage):
+            return [Exit(message.code, f"the broker could not read this stage's message: {message.detail}")]
+        self.num_dropped += 1
+        return []
+
+    def _welcome(self, message: Registered, now: float) -> list[Instruction]:
+        is_new_broker = message.incarnation != self._incarnation
+        self._incarnation = message.incarnation
+        if self.assembly and message.keep != self.assembly.epoch:
+            return self._close()
+        return self.assembly.reset_relays(now) if self.assembly and is_new_broker else []
+
+    def _assemble(self, message: Assemble) -> list[Instruction]:
+        if self.assembly and self.assembly.epoch == message.epoch:
+            return [SendControl(Assembled(message.epoch))]
+        if message.epoch <= self._fence or (self.assembly and message.epoch < self.assembly.epoch):
+            return [SendControl(Dissolved(message.epoch))]
+        closing = self._close()
+        is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
+        head = HeadCore(message.epoch, self._parts.head_limits(message)) if is_first else None
+        tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
+        self.assembly = Assembly(message, self._parts.make_executor(), head, tail)
+        connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
+        return [*closing, connect, SendControl(Assembled(message.epoch))]
+
+    def _dissolve(self, epoch: Epoch) -> list[Instruction]:
+        self._fence = max(self._fence, epoch)
+        closing = self._close() if self.assembly and self.assembly.epoch == epoch else []
+        return [*closing, SendControl(Dissolved(epoch))]
+
+    def _close(self) -> list[Instruction]:
+        assembly, self.assembly = self.assembly, None
+        if assembly is None:
+            return []
+        self._fence = max(self._fence, assembly.epoch)
+        return assembly.close()
+
+    def _relayed(self, relay: RelayToTail, now: float) -> list[Instruction]:
+        if self.assembly is None or self.assembly.epoch != relay.epoch:
+            self.num_dropped += 1
+            return []
+        try:
+            message = decode([blob.data for blob in relay.frames])
+        except ProtocolError:
+            self.num_dropped += 1
+            return []
+        return self.assembly.handle_link(relay.client_id, None, message, now)
+
+    # --- what belongs to the epoch ---
+
+    def handle_ring(self, envelope: Envelope, message: Message, now: float) -> list[Instruction]:
+        """A message on this stage's PULL socket; without an assembly it is of a dead epoch."""
+        if self.assembly is None:
+            self.num_dropped += 1
+            return []
+        return self.assembly.handle_ring(envelope, message, now)
+
+    def handle_link(self, client_id: str, link: int, message: Message, now: float) -> list[Instruction]:
+        """A message of a client on a direct link."""
+        return self.assembly.handle_link(client_id, link, message, now) if self.assembly else []
+
+    def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
+        """A direct link broke, or its dial failed."""
+        return self.assembly.lose_link(client_id, link, now) if self.assembly else []
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time has passed; call at least every 50 ms."""
+        return self.assembly.tick(now) if self.assembly else []

@@ -1,0 +1,27 @@
+"""Looks token embeddings up in the mapped model file: decodes the rows that tokens need, never the table."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagewire.model.gguf import GgufFile
+from stagewire.model.gguf_types import dequantize_bytes
+
+
+class EmbeddingTable:
+    """The token embedding, left in the file.
+
+    The pages that are touched belong to the file, not to the process: the system takes them back when memory
+    is short. The default model's table would take 113 MB as float32.
+    """
+
+    def __init__(self, gguf: GgufFile, name: str) -> None:
+        vocab_size = gguf.tensor(name).shape[0]
+        self._type = gguf.tensor_type(name)
+        self._rows = np.frombuffer(gguf.raw(name), np.uint8).reshape(vocab_size, -1)  # no copy
+
+    def rows_into(self, token_ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
+        """Writes the embedding of each token id to the row of `out` [T, D] with the same index."""
+        stored = self._rows[token_ids]
+        out[:] = dequantize_bytes(stored.reshape(-1), self._type.name).reshape(out.shape)

@@ -1,0 +1,156 @@
+"""The tail's PAIR sockets, one per dialled return link; each is good for one connection and never reconnects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stagewire.stage.return_link import CloseLink, Dial, SendLink
+from stagewire.wire.codec import Frame, encode
+from stagewire.wire.condition import WireCondition
+from stagewire.wire.outbox import Outbox
+
+HANDSHAKE_MS = 2000
+_HEARTBEAT_MS = 500
+_HIGH_WATER_MARK = 1000
+_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+_OUTBOX_LIMIT = 2048
+_MAX_RECEIVES = 64
+_GONE = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_CONNECT_RETRIED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+Socket = zmq.Socket[bytes]
+LinkKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Pair:
+    socket: Socket
+    monitor: Socket
+    outbox: Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFrames:
+    """A message that arrived on a link."""
+
+    key: LinkKey
+    frames: list[zmq.Frame]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGone:
+    """A link's connection ended, or its dial failed; its socket is closed already."""
+
+    key: LinkKey
+
+
+class PairSockets:
+    """All direct return links of one stage."""
+
+    def __init__(self, context: zmq.Context[Socket], poller: zmq.Poller, condition: WireCondition | None) -> None:
+        self._context, self._poller, self._condition = context, poller, condition
+        self._pairs: dict[LinkKey, _Pair] = {}
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def dial(self, dial: Dial, now: float) -> None:
+        """Connect, and say hello as soon as the connection stands."""
+        socket = self._context.socket(zmq.PAIR)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, -1),
+            (zmq.IMMEDIATE, 1),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
+            (zmq.HEARTBEAT_TIMEOUT, 4 * _HEARTBEAT_MS),
+            (zmq.SNDHWM, _HIGH_WATER_MARK),
+            (zmq.RCVHWM, _HIGH_WATER_MARK),
+            (zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES),
+        ):
+            socket.set(option, value)
+        pair = _Pair(socket, socket.get_monitor_socket(_GONE), Outbox(_OUTBOX_LIMIT, self._condition))
+        self._pairs[dial.client_id, dial.link] = pair
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(pair.monitor, zmq.POLLIN)
+        pair.outbox.put(encode(dial.hello), now)
+        try:
+            socket.connect(dial.endpoint)
+        except zmq.ZMQError:
+            # Not an endpoint at all; the dial's deadline ends the attempt.
+            return
+
+    def send(self, send: SendLink, now: float) -> bool:
+        """Queue a message; False when the link's outbox is full, and then the link must go."""
+        pair = self._pairs.get((send.client_id, send.link))
+        if pair is None:
+            return True
+        is_queued = pair.outbox.put(encode(send.message), now)
+        pair.outbox.flush(lambda frames: _try_send(pair.socket, frames), now)
+        return is_queued
+
+    def close(self, close: CloseLink) -> None:
+        """Throw a link's socket away; unknown links are ignored."""
+        pair = self._pairs.pop((close.client_id, close.link), None)
+        if pair is None:
+            return
+        self._poller.unregister(pair.socket)
+        self._poller.unregister(pair.monitor)
+        pair.socket.disable_monitor()
+        pair.monitor.close(linger=0)
+        pair.socket.close(linger=0)
+
+    def close_all(self) -> None:
+        for client_id, link in [*self._pairs]:
+            self.close(CloseLink(client_id, link))
+
+    def flush(self, now: float) -> None:
+        """Send what is due on every link."""
+        for pair in self._pairs.values():
+            if pair.outbox:
+                pair.outbox.flush(lambda frames, pair=pair: _try_send(pair.socket, frames), now)  # type: ignore[misc]
+
+    def next_due(self) -> float | None:
+        """When the first waiting message is due (monotonic seconds)."""
+        dues = [due for pair in self._pairs.values() if (due := pair.outbox.next_due()) is not None]
+        return min(dues, default=None)
+
+    def receive(self, ready: dict[Socket, int]) -> Iterator[LinkFrames | LinkGone]:
+        """What arrived: messages before the end of their link."""
+        for key, pair in [*self._pairs.items()]:
+            if pair.socket in ready:
+                for _ in range(_MAX_RECEIVES):
+                    frames = _try_receive(pair.socket)
+                    if frames is None:
+                        break
+                    yield LinkFrames(key, frames)
+            if pair.monitor in ready and key in self._pairs:
+                recv_monitor_message(pair.monitor)
+                self.close(CloseLink(*key))
+                yield LinkGone(key)
+
+
+def _try_send(socket: Socket, frames: list[Frame]) -> bool:
+    try:
+        socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True
+
+
+def _try_receive(socket: Socket) -> list[zmq.Frame] | None:
+    if socket.closed:
+        return None
+    try:
+        return socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None

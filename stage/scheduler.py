@@ -1,0 +1,289 @@
+"""The head's policy: which sequences form the next step. No sockets, no clocks; the ring calls it.
+
+A step takes, in this order: decodes that are ready (a `num_stages`-th of all, so that every stage has a step to
+work on), then prefill chunks of running sequences, then of newly admitted ones. When blocks run out, the youngest
+running sequence is preempted: rewound and put back in line, never failed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from stagewire.stage.chunking import ChunkBudget
+from stagewire.stage.sequence import Sequence, SequenceState
+from stagewire.wire.request import FinishReason
+from stagewire.wire.ring import (
+    Phase,
+    SequenceFinish,
+    SequenceResult,
+    SequenceStart,
+    Slice,
+    Step,
+    StepResult,
+)
+from stagewire.wire.tensor import TokenIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerLimits:
+    """Sizes of the pipeline that the head schedules for; `num_blocks` is its smallest KV pool."""
+
+    num_stages: int
+    num_blocks: int
+    block_size: int
+    max_sequences: int
+    chunk_tokens: int
+    chunk_target_s: float
+
+
+class _Draft:
+    """A step under construction; `taken` are the sequences that already have a slice in it."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.releases: list[int] = []
+        self.starts: list[SequenceStart] = []
+        self.slices: list[Slice] = []
+        self.token_ids: list[int] = []
+        self.taken: set[int] = set()
+        self.computed_only: list[Sequence] = []
+
+
+class Scheduler:
+    """Sequences of one pipeline epoch; a lower `seq_id` has arrived earlier."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s)
+        self._sequences: dict[int, Sequence] = {}
+        self._running: dict[int, Sequence] = {}
+        self._waiting: list[int] = []
+        self._releases: list[int] = []
+        self._finishes: list[SequenceFinish] = []
+        self._in_flight: dict[int, tuple[float, int]] = {}
+        self._next_step_id = 1
+        self.num_preemptions = 0
+
+    # --- sequences ---
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence at the end of the line."""
+        self._sequences[sequence.seq_id] = sequence
+        insort(self._waiting, sequence.seq_id)
+
+    def finish(self, sequence: Sequence, finish: SequenceFinish) -> None:
+        """Have the tail end a sequence; it stays known until the tail's result says so."""
+        if sequence.state is SequenceState.ENDING:
+            return
+        if self._leave(sequence):
+            self._releases.append(sequence.seq_id)
+        sequence.move(SequenceState.ENDING)
+        self._finishes.append(finish)
+
+    def complete(self, result: StepResult) -> list[tuple[Sequence, SequenceResult]]:
+        """Take a step's result; returns the sequences that have ended with it."""
+        launched = self._in_flight.pop(result.step_id, None)
+        if launched is None:
+            return []
+        self._chunks.observe(launched[1], result.timings)
+        return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
+
+    def _take_result(self, step_id: int, item: SequenceResult) -> tuple[Sequence, SequenceResult] | None:
+        sequence = self._sequences.get(item.seq_id)
+        if sequence is None:
+            return None
+        if sequence.awaited_step == step_id:
+            sequence.awaited_step = None
+            sequence.token_ids.extend(item.token_ids)
+        if item.finish_reason is None:
+            return None
+        if self._leave(sequence):
+            self._releases.append(sequence.seq_id)
+        # A cancel that has not left yet came too late.
+        self._finishes = [finish for finish in self._finishes if finish.seq_id != sequence.seq_id]
+        sequence.move(SequenceState.ENDED)
+        del self._sequences[sequence.seq_id]
+        return sequence, item
+
+    def miss(self, step_id: int, seq_id: int) -> None:
+        """A stage lacked what a step built on: compute the sequence again from its first token."""
+        sequence = self._running.get(seq_id)
+        if sequence is None or step_id < sequence.first_step:
+            return
+        sequence.awaited_step = None
+        self._releases.append(seq_id)
+        self._rewind(sequence)
+
+    def overdue_step(self, now: float, deadline_s: float) -> int | None:
+        """The id of the oldest step in flight if it was launched more than `deadline_s` ago."""
+        for step_id, (launched_at, _) in self._in_flight.items():
+            return step_id if now - launched_at > deadline_s else None
+        return None
+
+    # --- the next step ---
+
+    def next_step(self, now: float) -> Step | None:
+        """The next step, or None when enough are in flight or nothing is to be done."""
+        if len(self._in_flight) >= self._limits.num_stages:
+            return None
+        draft = _Draft(self._chunks.tokens)
+        draft.releases, self._releases = self._releases, []
+        self._add_decodes(draft)
+        self._continue_prefills(draft)
+        self._admit(draft)
+        self._finish_computed(draft)
+        if not (draft.slices or draft.releases or self._finishes):
+            return None
+        return self._launch(draft, now)
+
+    def _launch(self, draft: _Draft, now: float) -> Step:
+        step = Step(
+            step_id=self._next_step_id,
+            releases=tuple(draft.releases),
+            starts=tuple(draft.starts),
+            slices=tuple(draft.slices),
+            finishes=tuple(self._finishes),
+            timings=(),
+            token_ids=TokenIds.of(draft.token_ids),
+            hidden_states=None,
+        )
+        self._in_flight[step.step_id] = (now, len(draft.token_ids))
+        self._next_step_id += 1
+        self._finishes = []
+        return step
+
+    def _add_decodes(self, draft: _Draft) -> None:
+        decoding = [s for s in self._running.values() if s.is_decoding and not s.is_paused]
+        share = -(-len(decoding) // self._limits.num_stages)
+        ready = sorted((s for s in decoding if s.is_schedulable), key=lambda s: (s.last_step, s.seq_id))
+        for sequence in ready:
+            if len(draft.slices) == share:
+                return
+            # An older one of this very step may have preempted it.
+            if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, 1):
+                self._add_slice(draft, sequence, 1)
+
+    def _continue_prefills(self, draft: _Draft) -> None:
+        for sequence in sorted(self._running.values(), key=lambda s: s.seq_id):
+            num_tokens = min(draft.room, sequence.num_unscheduled)
+            is_due = sequence.state is SequenceState.RUNNING and sequence.is_schedulable
+            if is_due and num_tokens and not sequence.is_decoding and self._make_room(draft, sequence, num_tokens):
+                self._add_slice(draft, sequence, num_tokens)
+                draft.room -= num_tokens
+
+    def _admit(self, draft: _Draft) -> None:
+        for seq_id in [*self._waiting]:
+            sequence = self._sequences[seq_id]
+            if not draft.room:
+                return
+            if not sequence.is_schedulable:
+                continue
+            if not self._has_place(draft, sequence):
+                return
+            self._waiting.remove(seq_id)
+            sequence.move(SequenceState.RUNNING)
+            self._running[seq_id] = sequence
+            num_tokens = min(draft.room, sequence.num_unscheduled)
+            self._add_slice(draft, sequence, num_tokens)
+            draft.room -= num_tokens
+
+    def _add_slice(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> None:
+        self._announce(draft, sequence)
+        start = sequence.num_scheduled
+        is_last = num_tokens == sequence.num_unscheduled
+        samples = is_last and sequence.max_tokens > 0
+        phase = Phase.DECODE if start >= sequence.num_prompt_tokens and num_tokens == 1 else Phase.PREFILL
+        draft.slices.append(Slice(sequence.seq_id, phase, start, num_tokens, samples))
+        draft.token_ids.extend(sequence.token_ids[start : start + num_tokens])
+        draft.taken.add(sequence.seq_id)
+        sequence.num_scheduled += num_tokens
+        sequence.last_step = self._next_step_id
+        if samples:
+            sequence.awaited_step = self._next_step_id
+        elif is_last:
+            draft.computed_only.append(sequence)
+
+    def _announce(self, draft: _Draft, sequence: Sequence) -> None:
+        if not sequence.is_announced:
+            sequence.is_announced = True
+            draft.starts.append(sequence.start())
+
+    def _finish_computed(self, draft: _Draft) -> None:
+        """End what wants no tokens, and announce what was cancelled before its first slice.
+
+        This comes last: releases of finished sequences belong to the next step, since a step's releases are
+        applied before its slices.
+        """
+        for sequence in draft.computed_only:
+            self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
+        for finish in self._finishes:
+            self._announce(draft, self._sequences[finish.seq_id])
+
+    # --- blocks ---
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks of the smallest pool that no running sequence occupies."""
+        size = self._limits.block_size
+        return self._limits.num_blocks - sum(s.num_blocks(size) for s in self._running.values())
+
+    def _new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        size = self._limits.block_size
+        return sequence.num_blocks(size, num_tokens) - sequence.num_blocks(size)
+
+    def _has_place(self, draft: _Draft, sequence: Sequence) -> bool:
+        """Room for all its tokens, and one block of headroom for each that runs, or else it would thrash.
+
+        Paused sequences make way: a client that does not read holds up nobody but itself.
+        """
+        while self._running:
+            needed = self._new_blocks(sequence, sequence.num_unscheduled) + len(self._running)
+            if len(self._running) < self._limits.max_sequences and needed <= self.num_free_blocks:
+                return True
+            paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in draft.taken]
+            if not paused:
+                return False
+            self._preempt(draft, paused[-1])
+        return True
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> bool:
+        """Preempt paused sequences, then the youngest, until `num_tokens` fit.
+
+        False when `sequence` itself would be next, or when all younger ones are in this step already.
+        """
+        while self._new_blocks(sequence, num_tokens) > self.num_free_blocks:
+            candidates = [s for s in self._running.values() if s.seq_id not in draft.taken]
+            victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
+            if victim is sequence:
+                return False
+            self._preempt(draft, victim)
+        return True
+
+    def _preempt(self, draft: _Draft, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        draft.releases.append(sequence.seq_id)
+        self._rewind(sequence)
+
+    def _rewind(self, sequence: Sequence) -> None:
+        del self._running[sequence.seq_id]
+        sequence.rewind(self._next_step_id)
+        insort(self._waiting, sequence.seq_id)
+
+    def _leave(self, sequence: Sequence) -> bool:
+        """Take it out of line or off the running ones; True if it held blocks."""
+        if sequence.state is SequenceState.WAITING:
+            self._waiting.remove(sequence.seq_id)
+        return self._running.pop(sequence.seq_id, None) is not None
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError if the books do not add up."""
+        assert len(self._in_flight) <= self._limits.num_stages
+        assert 0 <= self.num_free_blocks <= self._limits.num_blocks
+        assert len(self._running) <= self._limits.max_sequences
+        assert self._waiting == sorted(self._waiting)
+        for seq_id, sequence in self._sequences.items():
+            assert sequence.num_scheduled <= len(sequence.token_ids)
+            assert (seq_id in self._running) == (sequence.state is SequenceState.RUNNING)
+            assert (seq_id in self._waiting) == (sequence.state is SequenceState.WAITING)
+            assert sequence.num_scheduled == 0 or sequence.state is not SequenceState.WAITING

@@ -1,0 +1,98 @@
+"""One sequence as the head sees it: its tokens, how far they are scheduled, its state."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from stagewire.wire.errors import InvalidTransition
+from stagewire.wire.ring import SequenceStart, StartRequest
+
+
+class SequenceState(Enum):
+    """WAITING holds no blocks; RUNNING does; ENDING waits for the tail to say that it wrote the ending."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+_NEXT: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.ENDING, SequenceState.ENDED}),
+    SequenceState.RUNNING: frozenset({SequenceState.WAITING, SequenceState.ENDING, SequenceState.ENDED}),
+    SequenceState.ENDING: frozenset({SequenceState.ENDED}),
+    SequenceState.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class Sequence:
+    """`token_ids` are prompt and generated tokens; the first `num_scheduled` have gone into steps.
+
+    `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
+    concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
+    """
+
+    seq_id: int
+    request: StartRequest
+    token_ids: list[int]
+    num_prompt_tokens: int
+    max_tokens: int
+    state: SequenceState = SequenceState.WAITING
+    num_scheduled: int = 0
+    awaited_step: int | None = None
+    first_step: int = 0
+    last_step: int = 0
+    is_announced: bool = False
+    is_paused: bool = False
+    history: deque[object] = field(default_factory=lambda: deque(maxlen=16))
+
+    @property
+    def num_unscheduled(self) -> int:
+        return len(self.token_ids) - self.num_scheduled
+
+    @property
+    def is_decoding(self) -> bool:
+        """All of the prompt has been scheduled, and never rewound since."""
+        return self.num_scheduled >= self.num_prompt_tokens and self.num_unscheduled <= 1
+
+    @property
+    def is_schedulable(self) -> bool:
+        return self.awaited_step is None and not self.is_paused and self.num_unscheduled > 0
+
+    def start(self) -> SequenceStart:
+        """What the tail must know of it."""
+        request = self.request
+        return SequenceStart(
+            seq_id=self.seq_id,
+            request_id=request.request_id,
+            client_id=request.client_id,
+            sampling=request.sampling,
+            num_prompt_tokens=self.num_prompt_tokens,
+            max_tokens=self.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            offer=request.offer,
+        )
+
+    def num_blocks(self, block_size: int, extra_tokens: int = 0) -> int:
+        """Blocks that the scheduled tokens and `extra_tokens` more occupy."""
+        return -(-(self.num_scheduled + extra_tokens) // block_size)
+
+    def move(self, state: SequenceState) -> None:
+        """Change state along the table.
+
+        Raises:
+            InvalidTransition: the table has no such step; nothing changed.
+        """
+        if state not in _NEXT[self.state]:
+            raise InvalidTransition(self.request.request_id, self.state, state, list(self.history))
+        self.history.append(self.state)
+        self.state = state
+
+    def rewind(self, next_step: int) -> None:
+        """Forget what was scheduled; the next attempt begins at position 0, in `next_step` or later."""
+        self.move(SequenceState.WAITING)
+        self.num_scheduled = 0
+        self.first_step = next_step

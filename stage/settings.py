@@ -1,0 +1,62 @@
+"""What one stage process is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from secrets import token_hex
+
+from stagewire.wire.condition import WireCondition
+from stagewire.wire.errors import ErrorCode, SettingsError
+
+_LIMITS: dict[str, tuple[float, float]] = {
+    "threads": (1, 1024),
+    "kv_tokens": (64, 1 << 26),
+    "max_sequences": (1, 4096),
+    "chunk_tokens": (1, 8192),
+    "chunk_target_s": (0.001, 60),
+    "step_deadline_s": (0.1, 3600),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """A stage holds layers `[layer_start, layer_end)` of `model`; `layer_end` None means the last.
+
+    `kv_tokens` is the capacity of the KV pool. `chunk_tokens` bounds a prefill chunk; within it, chunks are cut
+    so that the slowest stage takes about `chunk_target_s` for one. The conditions simulate a network.
+
+    Raises:
+        SettingsError: a value is outside its limits; the message names field, value and limit.
+    """
+
+    model: str
+    control_endpoint: str
+    layer_start: int = 0
+    layer_end: int | None = None
+    stage_id: str = field(default_factory=lambda: f"stage-{token_hex(4)}")
+    bind: str = "tcp://127.0.0.1:*"
+    precision: str = "bf16"
+    device: str = "cpu"
+    threads: int = 1
+    kv_tokens: int = 32_768
+    max_sequences: int = 64
+    chunk_tokens: int = 256
+    chunk_target_s: float = 0.25
+    step_deadline_s: float = 60.0
+    hop_condition: WireCondition | None = None
+    feed_condition: WireCondition | None = None
+    return_condition: WireCondition | None = None
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _LIMITS.items():
+            if not low <= getattr(self, name) <= high:
+                raise SettingsError(f"{name}={getattr(self, name)}: must be between {low} and {high}")
+        if not self.bind.startswith(("tcp://127.", "tcp://[::1]", "tcp://localhost")):
+            raise SettingsError(f"bind={self.bind}: only loopback addresses are served without keys")
+        if not 0 < len(self.stage_id) <= 64:
+            raise SettingsError(f"stage_id={self.stage_id!r}: must have 1 to 64 characters")
+        if self.layer_start < 0 or (self.layer_end is not None and self.layer_end <= self.layer_start):
+            raise SettingsError(
+                f"layers {self.layer_start}:{self.layer_end}: a stage needs at least one layer",
+                ErrorCode.INVALID_LAYER_RANGE,
+            )

@@ -1,0 +1,202 @@
+"""The tail's duties: draw tokens, decide when a request ends, write its one ending, return all of it.
+
+Per step the worker calls `begin` (who is new), `draw` (the sampling, which takes time) and `record` (the bookkeeping).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from stagewire.stage.return_link import LinkInstruction, ReturnLink
+from stagewire.stage.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
+from stagewire.wire.codec import Message
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
+from stagewire.wire.returns import ReturnItem, TokenLogprobs
+from stagewire.wire.ring import SequenceFinish, SequenceResult, SequenceStart, Slice, Step, StepResult
+
+
+@dataclass(slots=True)
+class _Request:
+    """A running request: its tokens so far, and what it has used."""
+
+    start: SequenceStart
+    counts: PenaltyCounts
+    num_tokens: int = 0
+    num_generated: int = 0
+    timings: dict[int, StageTiming] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What sampling gave one slice: a token, or why there is none."""
+
+    seq_id: int
+    sampled: Sampled | None
+    failure: str = ""
+
+
+class TailCore:
+    """All requests of one pipeline epoch at its tail, and the links to their clients."""
+
+    def __init__(self, epoch: Epoch, vocab_size: int, draw_nonce: Callable[[], bytes]) -> None:
+        self._epoch, self._vocab_size, self._draw_nonce = epoch, vocab_size, draw_nonce
+        self._requests: dict[int, _Request] = {}
+        self._links: dict[str, ReturnLink] = {}
+        self._link_numbers = count(1)
+
+    # --- steps ---
+
+    def begin(self, step: Step, now: float) -> list[LinkInstruction]:
+        """Take note of the requests that start with `step`, and of the tokens it carries."""
+        out: list[LinkInstruction] = []
+        for start in step.starts:
+            self._requests[start.seq_id] = _Request(start, PenaltyCounts(self._vocab_size, start.sampling))
+            out += self._link(start.client_id).open(start.request_id, start.offer, now)
+        self._take_tokens(step)
+        return out
+
+    def _take_tokens(self, step: Step) -> None:
+        """Add tokens not seen before to each history; a replayed one is counted already."""
+        token_ids, row = step.token_ids.to_numpy(), 0
+        for piece in step.slices:
+            request = self._requests.get(piece.seq_id)
+            if request is not None and not piece.missed:
+                new = token_ids[row + max(0, request.num_tokens - piece.pos_start) : row + piece.num_tokens]
+                request.counts.add_prompt(new)
+                request.num_tokens += len(new)
+            row += piece.num_tokens
+
+    def draw(self, step: Step, logits: npt.NDArray[np.float32]) -> list[Draw]:
+        """Sample for each slice that asks for it; `logits` float32 [R, V] holds one row for each of those."""
+        pieces = [piece for piece in step.slices if piece.sample and not piece.missed]
+        return [self._draw_one(piece, row) for piece, row in zip(pieces, logits, strict=True)]
+
+    def _draw_one(self, piece: Slice, row: npt.NDArray[np.float32]) -> Draw:
+        request = self._requests.get(piece.seq_id)
+        if request is None:
+            return Draw(piece.seq_id, None)
+        position = piece.pos_start + piece.num_tokens
+        try:
+            return Draw(piece.seq_id, sample(row, request.start.sampling, request.counts, position))
+        except InvalidLogits as error:
+            return Draw(piece.seq_id, None, error.detail)
+
+    def record(
+        self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float
+    ) -> tuple[StepResult, list[LinkInstruction]]:
+        """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
+        self._add_timings(step, timings)
+        items: dict[str, list[ReturnItem]] = {}
+        results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
+        finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
+        results += [self._book_finish(finish, items) for finish in finishes]
+        out = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
+        return StepResult(step.step_id, tuple(results), timings), out
+
+    def _add_timings(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
+        for seq_id in {piece.seq_id for piece in step.slices}:
+            request = self._requests.get(seq_id)
+            for timing in timings if request else ():
+                assert request is not None
+                old = request.timings.get(timing.stage_index)
+                request.timings[timing.stage_index] = timing.plus(old) if old else timing
+
+    def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
+        request = self._requests[draw.seq_id]
+        if draw.sampled is None:
+            return self._end(request, (), FinishReason.FAILED, items, ErrorCode.DECODE_FAILED, draw.failure)
+        token_id = draw.sampled.token_id
+        request.counts.add_generated(token_id)
+        request.num_tokens += 1
+        request.num_generated += 1
+        reason = self._finish_reason(request, token_id)
+        if reason is not None:
+            return self._end(request, (draw.sampled,), reason, items)
+        self._return(request, (draw.sampled,), None, items)
+        return SequenceResult(draw.seq_id, (token_id,), None)
+
+    @staticmethod
+    def _finish_reason(request: _Request, token_id: int) -> FinishReason | None:
+        if token_id in request.start.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if request.num_generated >= request.start.max_tokens else None
+
+    def _book_finish(self, finish: SequenceFinish, items: dict[str, list[ReturnItem]]) -> SequenceResult:
+        request = self._requests[finish.seq_id]
+        return self._end(request, (), finish.finish_reason, items, finish.code, finish.detail)
+
+    def _end(
+        self,
+        request: _Request,
+        sampled: tuple[Sampled, ...],
+        reason: FinishReason,
+        items: dict[str, list[ReturnItem]],
+        code: ErrorCode | None = None,
+        detail: str = "",
+    ) -> SequenceResult:
+        """Write the ending: the only place in the system where a started request gets one."""
+        usage = Usage(request.start.num_prompt_tokens, request.num_generated)
+        timings = tuple(request.timings[index] for index in sorted(request.timings))
+        ending = Ending(reason, request.num_generated, usage, timings, code, detail)
+        self._return(request, sampled, ending, items)
+        del self._requests[request.start.seq_id]
+        token_ids = tuple(s.token_id for s in sampled)
+        return SequenceResult(request.start.seq_id, token_ids, reason, code, usage)
+
+    @staticmethod
+    def _return(
+        request: _Request,
+        sampled: tuple[Sampled, ...],
+        ending: Ending | None,
+        items: dict[str, list[ReturnItem]],
+    ) -> None:
+        first = request.num_generated - len(sampled)
+        logprobs = tuple(TokenLogprobs(s.logprob, s.top_logprobs) for s in sampled if s.logprob is not None)
+        token_ids = tuple(s.token_id for s in sampled)
+        item = ReturnItem(request.start.request_id, first, token_ids, logprobs, ending)
+        # A step brings one item for each request: a finish for one that has just ended was dropped before.
+        items.setdefault(request.start.client_id, []).append(item)
+
+    # --- links ---
+
+    def _link(self, client_id: str) -> ReturnLink:
+        if client_id not in self._links:
+            self._links[client_id] = ReturnLink(self._epoch, client_id, self._draw_nonce, self._link_numbers)
+        return self._links[client_id]
+
+    def receive(self, client_id: str, link: int | None, message: Message, now: float) -> list[LinkInstruction]:
+        """A message from a client, on a direct link or (None) relayed by the broker."""
+        target = self._links.get(client_id)
+        return target.receive(link, message, now) if target else []
+
+    def lose(self, client_id: str, link: int, now: float) -> list[LinkInstruction]:
+        """A direct link broke."""
+        target = self._links.get(client_id)
+        return target.lose(link, now) if target else []
+
+    def reset_relays(self, now: float) -> list[LinkInstruction]:
+        """The broker is another one: what was under way through the old one may be lost."""
+        return [i for link in self._links.values() for i in link.reset_relay(now)]
+
+    def tick(self, now: float) -> list[LinkInstruction]:
+        """Time has passed."""
+        out = [i for link in self._links.values() for i in link.tick(now)]
+        for client_id in [key for key, link in self._links.items() if link.is_idle]:
+            del self._links[client_id]
+        return out
+
+    def close(self) -> list[LinkInstruction]:
+        """The epoch has ended."""
+        self._requests.clear()
+        return [i for link in self._links.values() for i in link.close()]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)

@@ -1,0 +1,170 @@
+"""A stage process from its settings to its loop: load the layers, bind, register, serve until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from stagewire.model.card import build_card
+from stagewire.model.catalogue import resolve
+from stagewire.model.config import read_config
+from stagewire.model.digest import model_digest
+from stagewire.model.gguf import GgufFile
+from stagewire.model.layout import check_layer_range
+from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.executor import StepExecutor
+from stagewire.stage.head import HeadLimits
+from stagewire.stage.heartbeat import HeartbeatThread
+from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
+from stagewire.stage.operators import BLOCK_SIZE, Operators
+from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.settings import StageSettings
+from stagewire.wire.card import ModelCard, ModelConfig, card_digest
+from stagewire.wire.control import Assemble, StageInfo
+from stagewire.wire.errors import ErrorCode, SettingsError
+
+log = logging.getLogger("stagewire.stage")
+
+_MAX_MESSAGE_BYTES = 1 << 30
+_MAX_SOCKETS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage's part of the model, ready to compute. `card` is empty but for a first stage."""
+
+    config: ModelConfig
+    name: str
+    digest: str
+    layer_end: int
+    operators: Operators
+    card: bytes
+    end_token_ids: tuple[int, ...]
+
+
+def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threading.Event) -> None:
+    """Load, register with the broker, serve until `stop` is set. `on_ready` is called once registered.
+
+    Raises:
+        StagewireError: the model cannot be loaded, the range is wrong, the port is taken, or the broker does not
+            want this stage. All sockets are closed.
+    """
+    loaded = load_stage(settings)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
+    run = secrets.randbits(63)
+    try:
+        data = _bind(context, settings.bind)
+        info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
+        core = StageCore(info, _parts(settings, loaded, info.layer_start == 0))
+        with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
+            loop = StageLoop(context, settings, data, core, loaded.operators, heartbeat, loaded.card)
+            try:
+                loop.run(on_ready, stop)
+            finally:
+                loop.close()
+    finally:
+        context.destroy(linger=200)
+
+
+def load_stage(settings: StageSettings) -> LoadedStage:
+    """Read this stage's tensors, and no others, into memory.
+
+    Raises:
+        StagewireError: as `run_stage`.
+    """
+    from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415  torch takes a second to import
+
+    path = resolve(settings.model, progress=lambda line: log.info("event=model %s", line))
+    with GgufFile.open(path) as gguf:
+        config = read_config(gguf)
+        layer_end = config.num_layers if settings.layer_end is None else settings.layer_end
+        check_layer_range(config, settings.layer_start, layer_end)
+        name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
+        card = build_card(gguf, name) if settings.layer_start == 0 else None
+        digest = model_digest(gguf)
+    operators = load_torch_operators(path, config, settings, layer_end)
+    log.info(
+        "event=loaded layers=%d:%d file_bytes=%d weight_bytes=%d fingerprint=%s row_exact=%s",
+        settings.layer_start,
+        layer_end,
+        operators.file_bytes,
+        operators.weight_bytes,
+        operators.fingerprint,
+        operators.is_row_exact,
+    )
+    return LoadedStage(config, name, digest, layer_end, operators, *_card_parts(card))
+
+
+def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:
+    return (card.encode(), card.stop_token_ids) if card else (b"", ())
+
+
+def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.PULL)
+    socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        code = ErrorCode.PORT_IN_USE if error.errno == zmq.EADDRINUSE else ErrorCode.INVALID_SETTING
+        raise SettingsError(f"cannot bind {endpoint}: {error.strerror}; choose another port, or `*`", code) from error
+    return socket
+
+
+def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str) -> StageInfo:
+    return StageInfo(
+        stage_id=settings.stage_id,
+        run=run,
+        data_endpoint=endpoint,
+        model_name=loaded.name,
+        model_digest=loaded.digest,
+        card_digest=card_digest(loaded.card) if loaded.card else "",
+        num_layers=loaded.config.num_layers,
+        layer_start=settings.layer_start,
+        layer_end=loaded.layer_end,
+        context_length=loaded.config.context_length,
+        vocab_size=loaded.config.vocab_size,
+        precision=settings.precision,
+        fingerprint=loaded.operators.fingerprint,
+        device=settings.device,
+        threads=settings.threads,
+        num_blocks=loaded.operators.num_blocks,
+        block_size=BLOCK_SIZE,
+        max_sequences=settings.max_sequences,
+        file_bytes=loaded.operators.file_bytes,
+        weight_bytes=loaded.operators.weight_bytes,
+    )
+
+
+def _parts(settings: StageSettings, loaded: LoadedStage, is_first: bool) -> StageParts:
+    def make_executor() -> StepExecutor:
+        tables = BlockTables(loaded.operators.num_blocks, BLOCK_SIZE)
+        return StepExecutor(tables, loaded.config.hidden_size, is_first)
+
+    def head_limits(assemble: Assemble) -> HeadLimits:
+        scheduler = SchedulerLimits(
+            num_stages=assemble.num_stages,
+            num_blocks=assemble.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_sequences=settings.max_sequences,
+            chunk_tokens=settings.chunk_tokens,
+            chunk_target_s=settings.chunk_target_s,
+        )
+        return HeadLimits(
+            scheduler=scheduler,
+            context_length=loaded.config.context_length,
+            vocab_size=loaded.config.vocab_size,
+            end_token_ids=loaded.end_token_ids,
+            step_deadline_s=settings.step_deadline_s,
+        )
+
+    return StageParts(make_executor=make_executor, head_limits=head_limits, draw_nonce=lambda: secrets.token_bytes(16))

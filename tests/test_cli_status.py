@@ -1,0 +1,41 @@
+"""`stagewire status` for people: who serves what, who is spare, and what is missing."""
+
+from __future__ import annotations
+
+from stagewire.cli.status import describe
+from stagewire.wire.control import StageInfo
+from stagewire.wire.status import PipelineStatus, StageStatus, Status
+
+
+def stage(stage_id: str, layer_start: int, layer_end: int, pipeline: str | None) -> StageStatus:
+    info = StageInfo(
+        stage_id=stage_id, run=1, data_endpoint="tcp://127.0.0.1:1", model_name="smol", model_digest="d",
+        card_digest="", num_layers=30, layer_start=layer_start, layer_end=layer_end, context_length=2048,
+        vocab_size=100, precision="bf16", fingerprint="f", device="cpu", threads=2, num_blocks=64,
+        block_size=16, max_sequences=8, file_bytes=1, weight_bytes=51_000_000,
+    )  # fmt: skip
+    return StageStatus(info, pipeline, silent_s=0.2, step_age_s=None)
+
+
+def report(*stages: StageStatus, pipelines: tuple[PipelineStatus, ...], waiting_for: str) -> Status:
+    return Status(
+        incarnation=1, uptime_s=12.0, models=(), stages=stages, pipelines=pipelines, num_clients=1,
+        num_requests_waiting=3, num_requests_running=2, num_bad_messages=0, waiting_for=waiting_for,
+    )  # fmt: skip
+
+
+def test_a_pipeline_is_shown_with_its_stages_in_order() -> None:
+    stages = (stage("b", 12, 30, "1.1"), stage("a", 0, 12, "1.1"))
+    pipeline = PipelineStatus("1.1", "serving", ("a", "b"), num_requests=2, capacity=8)
+    broker, chain, first, second = describe(report(*stages, pipelines=(pipeline,), waiting_for=""))
+    assert "2 requests running, 3 waiting" in broker
+    assert chain == "pipeline 1.1 serving, 2 of 8 requests"
+    assert "a: smol layers 0:12 of 30, 51 MB bf16 on cpu, 2 threads, KV for 1024 tokens" in first
+    assert "b: smol layers 12:30" in second
+
+
+def test_spares_and_what_is_missing_are_said() -> None:
+    lines = describe(report(stage("a", 0, 12, None), pipelines=(), waiting_for="layers 12:30 of smol"))
+    assert lines[1] == "in no pipeline"
+    assert "a: smol layers 0:12" in lines[2]
+    assert lines[3] == "missing: layers 12:30 of smol"
