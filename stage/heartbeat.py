@@ -5,6 +5,7 @@ It has a socket of its own, so that a long forward pass in the loop's thread doe
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from types import TracebackType
@@ -71,10 +72,8 @@ class HeartbeatThread:
             socket.connect(self._endpoint)
             while not self._stopped.wait(HEARTBEAT_S):
                 beat = self.progress.heartbeat(self._stage_id, self._run, time.monotonic())
-                try:
+                with contextlib.suppress(zmq.Again):
                     socket.send_multipart(encode(beat), flags=zmq.NOBLOCK, copy=True)
-                except zmq.Again:
-                    pass
                 self._read(socket)
 
     def _read(self, socket: zmq.Socket[bytes]) -> None:

@@ -27,4 +27,4 @@ def rotary_table(config: ModelConfig) -> NDArray[np.float32]:
 
 def rotary_digest(table: NDArray[np.float32]) -> str:
     """SHA-256 of a table, in hexadecimal: mathematics libraries may differ in the last bit."""
-    return hashlib.sha256(np.ascontiguousarray(table)).hexdigest()
+    return hashlib.sha256(table.tobytes()).hexdigest()
