@@ -1,0 +1,93 @@
+"""The answer to one request, whoever waits for it: what sync and async generations have in common."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from stagewire.client import events
+from stagewire.client.delivery import Finished, QueueSink, Tokens
+from stagewire.client.loop import ClientLoop
+from stagewire.client.result import Result, TokenEvent
+from stagewire.client.transcript import Transcript
+from stagewire.wire.frontend import Generate
+
+
+class Answer:
+    """Tokens that have come and were not taken yet, and the result once there is one.
+
+    `take_next` returns an event if one is there; else the caller waits for a delivery and gives it to `deliver`.
+    """
+
+    def __init__(self, loop: ClientLoop, generate: Generate, transcript: Transcript, sink: QueueSink) -> None:
+        self._loop, self._request_id = loop, generate.request_id
+        self._transcript, self._sink = transcript, sink
+        self._waiting: deque[TokenEvent] = deque()
+        self.result: Result | None = None
+        loop.submit(generate, sink)
+
+    @property
+    def is_over(self) -> bool:
+        """The result is there and every token was taken."""
+        return self.result is not None and not self._waiting
+
+    def deliver(self, delivery: Tokens | Finished) -> None:
+        """Take what came; what comes after a stop string, or after the result, is dropped."""
+        if self.result is not None:
+            return
+        if isinstance(delivery, Finished):
+            self._finish(delivery)
+            return
+        for index, token_id in enumerate(delivery.token_ids):
+            self._waiting.append(
+                self._transcript.take(token_id, delivery.logprobs[index] if delivery.logprobs else None)
+            )
+            if self._transcript.stop_reason is not None:
+                self._stop()
+                return
+
+    def _stop(self) -> None:
+        """A stop string ends the answer here; what the pipeline still computes of it nobody wants."""
+        self._loop.post(events.CancelRequest(self._request_id, discard=True))
+        self._sink.stopwatch.end()
+        self._transcript.flush()
+        self.result = self._transcript.result(None, self._sink.stopwatch.timings(()))
+
+    def _finish(self, finished: Finished) -> None:
+        tail = self._transcript.flush()
+        if tail and self._waiting:
+            last = self._waiting.pop()
+            self._waiting.append(
+                TokenEvent(last.token_id, last.text + tail, last.index, last.logprob, last.top_logprobs)
+            )
+        elif tail:
+            # The last token was taken already: its text comes in an event without a token of its own.
+            self._waiting.append(TokenEvent(self._transcript.last_token_id, tail, self._transcript.num_tokens - 1))
+        timings = self._sink.stopwatch.timings(finished.ending.timings)
+        self.result = self._transcript.result(finished.ending, timings, finished.refused)
+        self._acknowledge()
+
+    def take_next(self) -> TokenEvent | None:
+        """The next event, acknowledged with being taken; None when none is there."""
+        if not self._waiting:
+            return None
+        event = self._waiting.popleft()
+        self._acknowledge()
+        return event
+
+    def _acknowledge(self) -> None:
+        num_taken = self._transcript.num_tokens - len(self._waiting)
+        self._loop.post(events.Consumed(self._request_id, max(0, num_taken), ended=self.is_over))
+
+    def raise_error(self) -> None:
+        """Raise what the result says, if it says so."""
+        if self.result is not None and self.result.error is not None:
+            raise self.result.error
+
+    def cancel(self, discard: bool) -> None:
+        """Ask for an end; the ending still comes unless nobody waits for it (`discard`)."""
+        if self.result is None:
+            self._loop.post(events.CancelRequest(self._request_id, discard))
+
+    def hold(self, paused: bool) -> None:
+        """Pause the request, or let it go on."""
+        self._loop.post(events.HoldRequest(self._request_id, paused))

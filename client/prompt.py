@@ -1,0 +1,141 @@
+"""From what a caller writes to the request that is sent: text or messages to token ids, limits checked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from stagewire.client.transcript import Transcript
+from stagewire.wire.errors import ErrorCode, RequestRefused
+from stagewire.wire.frontend import Generate
+from stagewire.wire.limits import MAX_PROMPT_TOKENS
+from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.tensor import TokenIds
+
+if TYPE_CHECKING:
+    from stagewire.client.text.template import ChatMessage
+    from stagewire.client.text.tokenizer import Tokenizer
+    from stagewire.wire.card import ModelCard
+
+Message: TypeAlias = "ChatMessage | Mapping[str, str]"
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """Exactly one of the first three, and what is asked for; see `Session.generate`."""
+
+    text: str | None
+    messages: Sequence[Message] | None
+    prompt_token_ids: Sequence[int] | None
+    sampling: SamplingParams
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+
+    def __post_init__(self) -> None:
+        given = [self.text, self.messages, self.prompt_token_ids]
+        if sum(value is not None for value in given) != 1:
+            raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 0):
+            raise RequestRefused(f"max_tokens={self.max_tokens!r:.80} is not a non-negative integer")
+        _check_ids("stop_token_ids", self.stop_token_ids)
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Text goes in, or must be looked at."""
+        return self.prompt_token_ids is None or bool(self.stop)
+
+    def token_ids(self, card: ModelCard | None, tokenizer: Tokenizer | None) -> list[int]:
+        """The prompt in tokens.
+
+        Raises:
+            RequestRefused: a token id is none, or the template cannot take the messages.
+        """
+        if self.prompt_token_ids is not None:
+            _check_ids("prompt_token_ids", self.prompt_token_ids)
+            return [*self.prompt_token_ids]
+        assert card is not None
+        assert tokenizer is not None
+        if self.text is not None:
+            return tokenizer.encode(self.text, as_prompt=True)
+        from stagewire.client.text.template import ChatTemplate  # noqa: PLC0415  needs the extra `text`
+
+        assert self.messages is not None
+        rendered = ChatTemplate(card).render([_message(message) for message in self.messages])
+        return tokenizer.encode(rendered, parse_special=True)
+
+    def request(self, session_id: str, model: str | None, token_ids: list[int]) -> Generate:
+        """The message, under a random id."""
+        if len(token_ids) > MAX_PROMPT_TOKENS:
+            detail = f"the prompt has {len(token_ids)} tokens; at most {MAX_PROMPT_TOKENS}"
+            raise RequestRefused(detail, ErrorCode.CONTEXT_OVERFLOW)
+        return Generate(
+            request_id=secrets.token_hex(16),
+            session_id=session_id,
+            model=model,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            prompt_token_ids=TokenIds.of(token_ids),
+        )
+
+    def transcript(self, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> Transcript:
+        """An empty answer, with text where there is a tokenizer."""
+        if tokenizer is None:
+            return Transcript(num_prompt_tokens, None)
+        from stagewire.client.text.stream import TextStream  # noqa: PLC0415  needs the extra `text`
+
+        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop))
+
+
+def prompt_of(
+    text: str | None,
+    messages: Sequence[Message] | None,
+    prompt_token_ids: Sequence[int] | None,
+    sampling: SamplingParams | None,
+    max_tokens: int | None,
+    stop: str | Sequence[str],
+    stop_token_ids: Sequence[int],
+    ignore_eos: bool,
+) -> Prompt:
+    """The arguments of `generate` with their defaults filled in.
+
+    Raises:
+        RequestRefused: INVALID_REQUEST, naming what is wrong.
+    """
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(stops):
+        raise RequestRefused("a stop string is empty")
+    return Prompt(
+        text=text,
+        messages=messages,
+        prompt_token_ids=prompt_token_ids,
+        sampling=sampling or SamplingParams(),
+        max_tokens=max_tokens,
+        stop=stops,
+        stop_token_ids=tuple(stop_token_ids),
+        ignore_eos=ignore_eos,
+    )
+
+
+def _check_ids(name: str, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        if type(token_id) is not int or not 0 <= token_id <= _MAX_TOKEN_ID:
+            detail = f"{name} holds {token_id!r:.40}, which is no token id"
+            raise RequestRefused(detail, ErrorCode.TOKEN_OUT_OF_VOCABULARY)
+
+
+def _message(message: Message) -> ChatMessage:
+    from stagewire.client.text.template import ChatMessage  # noqa: PLC0415  needs the extra `text`
+
+    if isinstance(message, ChatMessage):
+        return message
+    try:
+        return ChatMessage(message["role"], message["content"])
+    except (KeyError, TypeError) as error:
+        raise RequestRefused("a message needs `role` and `content`") from error

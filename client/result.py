@@ -1,0 +1,54 @@
+"""What a caller gets: tokens one by one, and the result at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagewire.wire.errors import StagewireError
+from stagewire.wire.request import FinishReason, StageTiming, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token.
+
+    `text` is what may be shown now: it can be empty, while a character or a possible stop string is not complete, and
+    hold several tokens' text at once. Without a tokenizer it is always empty. `index` counts from 0. `logprob` and
+    `top_logprobs` (token id, natural log probability) are there if they were asked for.
+    """
+
+    token_id: int
+    text: str
+    index: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds on this machine's clock from the call on, None where it was not reached; then what the stages spent.
+
+    `accepted_s`: admitted by the broker; `dispatched_s`: given to a pipeline; `first_token_s`, `total_s`: arrived here.
+    """
+
+    accepted_s: float | None
+    dispatched_s: float | None
+    first_token_s: float | None
+    total_s: float
+    stages: tuple[StageTiming, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a generation. `stop_reason` is the stop string that ended it, if one did.
+
+    `error` is set when it failed; the tokens before it stay valid.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | None
+    usage: Usage
+    timings: Timings
+    error: StagewireError | None = None
