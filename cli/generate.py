@@ -1,0 +1,90 @@
+"""Complete one prompt and print the answer as it comes.
+
+The prompt goes through the model's chat template, as a user's message; --raw sends it as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.sampling import add_sampling_flags, sampling_of
+
+if TYPE_CHECKING:
+    from stagewire.client import Generation, Result, Session
+
+EXAMPLES = """\
+examples:
+  stagewire generate "Why is the sky blue?"
+  stagewire generate --raw "Once upon a time" --max-tokens 50 --temperature 0
+  echo "Say hello in French." | stagewire generate -
+  stagewire generate "Name three rivers." --json
+
+With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings; or error.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    add_endpoint_flag(parser)
+    add_answer_flags(parser)
+    parser.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
+    parser.add_argument("--json", action="store_true", help="print one object at the end instead of the text")
+
+
+def add_answer_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="at most so many (default: to the context's end)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again"
+    )
+    add_sampling_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    with connect(options) as client, _start(client.session(), prompt, options) as generation:
+        if options.json:
+            print(json.dumps(as_object(finished(generation))))
+        else:
+            stream(generation)
+    return 0
+
+
+def _start(session: Session, prompt: str, options: argparse.Namespace) -> Generation:
+    sampling = sampling_of(options)
+    if options.raw:
+        return session.generate(prompt, sampling=sampling, max_tokens=options.max_tokens, stop=options.stop)
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    messages = [*system, {"role": "user", "content": prompt}]
+    return session.generate(messages=messages, sampling=sampling, max_tokens=options.max_tokens, stop=options.stop)
+
+
+def stream(generation: Generation) -> None:
+    """Print an answer's text as it comes, and a line end."""
+    for token in generation:
+        print(token.text, end="", flush=True)
+    print(flush=True)
+
+
+def finished(generation: Generation) -> Result:
+    """The result; a refusal or failure is raised."""
+    for _token in generation:
+        pass
+    return generation.result
+
+
+def as_object(result: Result) -> dict[str, object]:
+    """A result as a program reads it."""
+    return {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason.value,
+        "stop_reason": result.stop_reason,
+        "usage": asdict(result.usage),
+        "timings": asdict(result.timings),
+    }
