@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 from stagewire.wire.errors import SettingsError
@@ -25,6 +26,9 @@ def end_with_parent(pipe_fd: int) -> None:
 
 
 def _watch(pipe_fd: int) -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        # A signal that the system gave to this thread would not wake the main thread, which must handle it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     os.read(pipe_fd, 1)
     # Not a clean stop: the main thread may be loading for minutes, and nobody is left to tell goodbye.
     os._exit(1)

@@ -54,6 +54,11 @@ class Assembly:
         """No fault has ended it yet."""
         return self._fault is None
 
+    @property
+    def num_preemptions(self) -> int:
+        """Sequences that the head has rewound for want of blocks."""
+        return self._head.scheduler.num_preemptions if self._head else 0
+
     def report(self) -> AssemblyReport:
         """For the broker that wants to adopt it."""
         requests = self._head.requests if self._head else ()

@@ -8,7 +8,7 @@ from stagewire.broker.core import BrokerCore
 from stagewire.broker.events import Asked, Event, Instruction, Link, Note, Peer, Received, Send, Tick
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message
-from stagewire.wire.control import Assembled, AssemblyReport, GenerateAck, Heartbeat, Register, StageInfo
+from stagewire.wire.control import Assemble, Assembled, AssemblyReport, GenerateAck, Heartbeat, Register, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ClientHello
@@ -107,11 +107,8 @@ class CheckedCore:
         """Register these, assemble them, and return the epoch that now serves."""
         self.register(*infos)
         assembling = self.pass_time(TICK_S)
-        epochs = {
-            instruction.message.epoch
-            for instruction in assembling
-            if isinstance(instruction, Send) and hasattr(instruction.message, "epoch")
-        }
+        sent = [instruction.message for instruction in assembling if isinstance(instruction, Send)]
+        epochs = {message.epoch for message in sent if isinstance(message, Assemble)}
         (epoch,) = epochs
         for info in infos:
             self.from_stage(info.stage_id, Assembled(epoch))

@@ -611,8 +611,10 @@ class BrokerAmongPeers(RuleBasedStateMachine):
         for _ in range(count):
             if connection.up:
                 message = connection.up.popleft()
-                is_asked = isinstance(message, Asked)
-                self.handle(replace(message, peer=connection.peer) if is_asked else Received(connection.peer, message))
+                if isinstance(message, Asked):
+                    self.handle(replace(message, peer=connection.peer))
+                else:
+                    self.handle(Received(connection.peer, message))
 
     def _down(self, peer: SimClient | SimStage, count: int) -> None:
         for _ in range(count):

@@ -123,6 +123,15 @@ class Tail:
         self.epoch = epoch
         self.link = ReturnLink(epoch, CLIENT, lambda: b"%d" % next(numbers), count(1))
         self.requests: dict[str, Running] = {}
+        self.seen: set[str] = set()
+
+    def start(self, request_id: str, num_planned: int, offer: ReturnOffer | None, now: float) -> list[LinkInstruction]:
+        """The head starts no request twice."""
+        if request_id in self.seen:
+            return []
+        self.seen.add(request_id)
+        self.requests[request_id] = Running(num_planned)
+        return self.link.open(request_id, offer, now)
 
     def step(self, now: float) -> list[LinkInstruction]:
         items = []
@@ -407,10 +416,9 @@ class ClientMachine(RuleBasedStateMachine):
         if offer is not None:
             broker.offer, broker.spent = None, offer.generation
             broker.introduced.add(epoch)
-        self.tail.requests[request_id] = Running(generate.max_tokens or 0)
         broker.running[request_id] = Dispatched(request_id, epoch, offer.generation if offer else None)
         self.tell_client(broker.running[request_id])
-        self.perform_tail(self.tail.link.open(request_id, offer, self.now))
+        self.perform_tail(self.tail.start(request_id, generate.max_tokens or 0, offer, self.now))
 
     # --- rules: faults ----------------------------------------------------------------------------------------
 

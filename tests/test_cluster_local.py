@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from stagewire.cluster.local import LocalCluster
-from stagewire.cluster.process import ChildProcess
-from stagewire.cluster.spec import BrokerSpec, StageLimits
-from stagewire.model.catalogue import DEFAULT_MODEL, resolve
-from stagewire.wire.condition import WireCondition
-from stagewire.wire.errors import ClusterError, ErrorCode, ModelError, RequestFailed, SettingsError
+from stagewire.cluster.spec import StageLimits
 from stagewire.wire.sampling import SamplingParams
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

@@ -83,9 +83,7 @@ def repository_files() -> list[Path]:
         listed = [
             str(path)
             for path in every
-            if not any(
-                re.match(r"\.(?!ci$)|build$|dist$|__pycache__$|.*\.egg-info$", part) for part in path.parts
-            )
+            if not any(re.match(r"\.(?!ci$)|build$|dist$|__pycache__$|.*\.egg-info$", part) for part in path.parts)
         ]
     return [ROOT / name for name in listed if (ROOT / name).is_file()]
 
@@ -236,9 +234,7 @@ def test_a_plain_install_has_the_command_the_client_and_the_broker(archives: Pat
     subprocess.run([python, "-m", "pip", "install", "--quiet", wheel, "-c", constraints], check=True)
     code = f"import importlib\nfor name in {base_modules()}: importlib.import_module(name)"
     run_python(code, cwd=tmp_path, python=python)
-    answer = subprocess.run(
-        [python.with_name("stagewire"), "--help"], capture_output=True, text=True, check=True
-    )
+    answer = subprocess.run([python.with_name("stagewire"), "--help"], capture_output=True, text=True, check=True)
     assert "generate" in answer.stdout
 
 
@@ -277,9 +273,7 @@ def test_every_file_and_name_of_the_readmes_map_exists() -> None:
     missing = []
     for file, name in rows:
         path = ROOT / file
-        exists = path.is_file() and (
-            defines(path, name) if path.suffix == ".py" else name in path.read_text("utf-8")
-        )
+        exists = path.is_file() and (defines(path, name) if path.suffix == ".py" else name in path.read_text("utf-8"))
         if not exists:
             missing.append(f"{name} in {file}")
     assert missing == []
@@ -307,9 +301,7 @@ def test_a_module_says_what_it_is_and_stays_readable(path: Path) -> None:
 def test_no_file_names_one_machines_paths_or_a_package_registry() -> None:
     """The tree works anywhere: which registry serves a machine is that machine's own setting."""
     folders = "|".join(("work", "root", "opt/wheels", r"home/\w+", r"Users/\w+"))
-    hosts = "|".join(
-        host + r"\." + "(org|io|com)" for host in ("pypi", "pythonhosted", "npmjs", "deb.debian")
-    )
+    hosts = "|".join(host + r"\." + "(org|io|com)" for host in ("pypi", "pythonhosted", "npmjs", "deb.debian"))
     options = "|".join(("index", "extra-index")) + ")-url"
     pattern = re.compile(rf"(?<![\w.~$}}/-])/({folders})/|\b({hosts})|--({options}")
     named = []

@@ -116,8 +116,10 @@ class World:
 
     def kill_broker(self) -> None:
         self.broker = None
-        for member in (*self.stages, *self.clients):
-            member.broker_gone()
+        for stage in self.stages:
+            stage.broker_gone()
+        for client in self.clients:
+            client.broker_gone()
 
     def start_broker(self) -> None:
         if self.broker is None:

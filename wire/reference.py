@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
+from typing import Any
 
 from stagewire.wire import control, frontend, request, returns, ring, sampling, status
 from stagewire.wire.codec import registered
@@ -42,13 +43,14 @@ def _records() -> str:
     parts = ["\n### Records inside messages\n\n| record | fields | meaning |\n|---|---|---|\n"]
     for module in _RECORD_MODULES:
         for cls in vars(module).values():
-            is_own = inspect.isclass(cls) and cls.__module__ == module.__name__
-            if is_own and dataclasses.is_dataclass(cls) and cls not in registered().values():
+            if not inspect.isclass(cls) or cls.__module__ != module.__name__ or cls in registered().values():
+                continue
+            if dataclasses.is_dataclass(cls):
                 parts.append(f"| `{cls.__name__}` | {_fields(cls)} | {_meaning(cls)} |\n")
     return "".join(parts) + "\n"
 
 
-def _fields(cls: type) -> str:
+def _fields(cls: type[Any]) -> str:
     names = [f"{field.name}: {field.type}".replace(" | ", " or ") for field in dataclasses.fields(cls)]
     return "<br>".join(f"`{name}`" for name in names) or "none"
 

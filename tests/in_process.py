@@ -1,0 +1,185 @@
+"""A pipeline of stages in one process: real cores, real layers, every message through the real codec, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.executor import StepExecutor
+from stagewire.stage.head import HeadLimits
+from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
+from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.operators import BLOCK_SIZE, Operators
+from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
+from stagewire.wire.control import Assemble, GenerateAck, StageInfo
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.frontend import RelayToClient, RelayToTail
+from stagewire.wire.request import Ending, StageTiming
+from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
+from stagewire.wire.ring import CancelRequest, StartRequest
+from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.tensor import Blob, TokenIds
+
+EPOCH = Epoch(1, 1)
+
+
+def request(request_id: str, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams) -> StartRequest:
+    """As the broker would push it, without an offer and with no end token."""
+    return StartRequest(request_id, "client", "s", sampling, max_tokens, (), True, None, TokenIds.of(prompt))
+
+
+@dataclass
+class Output:
+    """What the client got of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ending: Ending | None = None
+
+
+class InProcessPipeline:
+    """Stages with these operators, assembled; `hop_bytes` counts what crossed hops."""
+
+    def __init__(
+        self,
+        operators: Sequence[Operators],
+        hidden_size: int,
+        vocab_size: int,
+        context_length: int = 2048,
+        chunk_tokens: int = 256,
+        max_sequences: int = 64,
+    ) -> None:
+        self._operators = operators
+        self.hop_bytes = 0
+        self.outputs: dict[str, Output] = {}
+        self.acks: list[GenerateAck] = []
+        self._sequence = count(1)
+        num_blocks = min(o.num_blocks for o in operators)
+        self.tables = [BlockTables(o.num_blocks, BLOCK_SIZE) for o in operators]
+
+        def limits(assemble: Assemble) -> HeadLimits:
+            scheduler = SchedulerLimits(
+                num_stages=assemble.num_stages,
+                num_blocks=num_blocks,
+                block_size=BLOCK_SIZE,
+                max_sequences=max_sequences,
+                chunk_tokens=chunk_tokens,
+                chunk_target_s=60.0,
+            )
+            return HeadLimits(
+                scheduler=scheduler,
+                context_length=context_length,
+                vocab_size=vocab_size,
+                end_token_ids=(),
+                step_deadline_s=1e9,
+            )
+
+        self.cores = []
+        for index in range(len(operators)):
+            executor = StepExecutor(self.tables[index], hidden_size, index == 0)
+            parts = StageParts(
+                make_executor=lambda executor=executor: executor,  # type: ignore[misc]
+                head_limits=limits,
+                draw_nonce=lambda: b"nonce",
+            )
+            core = StageCore(_info(vocab_size), parts)
+            following = None if index == len(operators) - 1 else "tcp://next"
+            core.handle_control(Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks), 0.0)
+            self.cores.append(core)
+
+    def start(self, *requests: StartRequest) -> None:
+        for one in requests:
+            self.outputs[one.request_id] = Output()
+            self._feed(one)
+
+    def cancel(self, request_id: str) -> None:
+        self._feed(CancelRequest(request_id))
+
+    def _feed(self, message: Message) -> None:
+        envelope = Envelope(EPOCH, BROKER, 1, next(self._sequence))
+        self._perform(0, self.cores[0].handle_ring(envelope, self._copied(message), 0.0))
+
+    def run(self, max_rounds: int = 10_000) -> dict[str, Output]:
+        """Until nothing is left to do; returns all outputs so far."""
+        for _ in range(max_rounds):
+            num_busy = sum(self.turn(index) for index in range(len(self.cores)))
+            if not num_busy:
+                return self.outputs
+        raise AssertionError("the ring does not come to rest")
+
+    def turn(self, index: int) -> bool:
+        """One step of one stage, if it has one."""
+        assembly = self.cores[index].assembly
+        assert assembly is not None
+        assert assembly.is_sound
+        step = assembly.next_step(0.0)
+        if step is None:
+            return False
+        self._perform(index, assembly.begin_step(step, 0.0))
+        plan = assembly.executor.plan(step)
+        output = self._operators[index].forward(plan.batch, plan.hidden_states) if plan.batch else None
+        draws = assembly.draw(plan, output)
+        self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
+        return True
+
+    def _perform(self, index: int, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case SendNext(envelope, message):
+                    received = self._copied(message)
+                    self._perform(index + 1, self.cores[index + 1].handle_ring(envelope, received, 0.0))
+                case SendHead(envelope, message):
+                    self._perform(0, self.cores[0].handle_ring(envelope, self._copied(message), 0.0))
+                case SendControl(RelayToClient() as relay):
+                    self._to_client(decode([blob.data for blob in relay.frames]))
+                case SendControl(GenerateAck() as ack):
+                    self.acks.append(ack)
+                case _:
+                    pass
+
+    def _to_client(self, message: Message) -> None:
+        if isinstance(message, TailHello):
+            reply = tuple(Blob(frame) for frame in encode(ReturnHello(message.link, message.tail_nonce, None)))
+            last = len(self.cores) - 1
+            self._perform(last, self.cores[last].handle_control(RelayToTail("client", EPOCH, reply), 0.0))
+        elif isinstance(message, ReturnTokens):
+            for item in message.items:
+                output = self.outputs[item.request_id]
+                fresh = len(output.token_ids) - item.first_sequence
+                assert fresh >= 0
+                output.token_ids.extend(item.token_ids[fresh:])
+                output.logprobs.extend(logprob.chosen for logprob in item.logprobs[fresh:])
+                output.ending = output.ending or item.ending
+
+    def _copied(self, message: Message) -> Message:
+        frames = [bytes(frame) for frame in encode(message)]
+        self.hop_bytes += sum(len(frame) for frame in frames)
+        return decode(frames)
+
+
+def _info(vocab_size: int) -> StageInfo:
+    return StageInfo(
+        stage_id="s",
+        run=1,
+        data_endpoint="tcp://127.0.0.1:1",
+        model_name="m",
+        model_digest="m",
+        card_digest="",
+        num_layers=1,
+        layer_start=0,
+        layer_end=1,
+        context_length=1,
+        vocab_size=vocab_size,
+        precision="p",
+        fingerprint="f",
+        device="cpu",
+        threads=1,
+        num_blocks=1,
+        block_size=16,
+        max_sequences=1,
+        file_bytes=0,
+        weight_bytes=0,
+    )
