@@ -94,9 +94,7 @@ class RequestTable:
 
     def consumed(self, event: Consumed) -> None:
         request = self._requests.get(event.request_id)
-        if request is not None:
-            request.num_taken = max(request.num_taken, min(event.num_tokens, request.num_tokens))
-            request.is_ending_taken |= event.ended and not request.is_live
+        if request is not None and request.consumed(event.num_tokens, event.ended):
             self._acks.note(request)
 
     # --- from the broker --------------------------------------------------------------------------------------

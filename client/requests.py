@@ -136,6 +136,13 @@ class Request:
         self.ended_at = now
         self.is_ending_taken = self.is_discarded
 
+    def consumed(self, num_tokens: int, ended: bool) -> bool:
+        """What the caller has by now; False when that is no news."""
+        before = self.num_taken, self.is_ending_taken
+        self.num_taken = max(self.num_taken, min(num_tokens, self.num_tokens))
+        self.is_ending_taken |= ended and not self.is_live
+        return before != (self.num_taken, self.is_ending_taken)
+
     def acknowledgement(self) -> Acknowledgement:
         return Acknowledgement(self.request_id, self.num_taken, self.is_ending_taken)
 

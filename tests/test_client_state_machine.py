@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from stagewire.client.core import ClientCore
 from stagewire.client.events import (
@@ -169,7 +170,6 @@ class ClientMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.core = ClientCore(ClientSettings(client_id=CLIENT), b"nonce")
         self.callers: dict[str, Caller] = {}
         self.sockets: dict[int, Socket] = {}
         self.is_connected = False
@@ -182,6 +182,11 @@ class ClientMachine(RuleBasedStateMachine):
         self.tail = Tail(Epoch(1, next(self.epochs)))
         self.can_bind = True
         self.can_dial = True
+
+    @initialize(path=st.sampled_from(["direct", "broker"]), can_dial=st.booleans())
+    def begin(self, path: Literal["direct", "broker"], can_dial: bool) -> None:
+        self.can_dial = can_dial
+        self.core = ClientCore(ClientSettings(client_id=CLIENT, return_path=path), b"nonce")
         self.perform(self.core.start())
 
     # --- the client's loop and caller -------------------------------------------------------------------------
@@ -420,6 +425,13 @@ class ClientMachine(RuleBasedStateMachine):
         self.tell_client(broker.running[request_id])
         self.perform_tail(self.tail.start(request_id, generate.max_tokens or 0, offer, self.now))
 
+    @rule(num_rounds=st.integers(1, 8), num_tokens=st.integers(0, 3))
+    def all_goes_well(self, num_rounds: int, num_tokens: int) -> None:
+        """For a while."""
+        for _ in range(num_rounds):
+            self.pass_on(num_tokens)
+            self.wait(0.05)
+
     # --- rules: faults ----------------------------------------------------------------------------------------
 
     @precondition(lambda self: not self.is_connected and self.broker is not None)
@@ -483,6 +495,13 @@ class ClientMachine(RuleBasedStateMachine):
             if socket.peer is not None:
                 socket.to_client.append(LinkMessage(generation, ReturnNext(socket.offer)))
 
+    @rule(which=st.integers(0, 20))
+    def lose_relayed(self, which: int) -> None:
+        """The broker could not pass a message on; nobody hears of it."""
+        relayed = [number for number, one in enumerate(self.to_client) if isinstance(one, RelayToClient)]
+        if relayed:
+            del self.to_client[relayed[which % len(relayed)]]
+
     @rule()
     def repeat_frontend(self) -> None:
         """The broker says its last word twice."""
@@ -537,6 +556,8 @@ class ClientMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """When the weather is good again, all ends within a bounded time."""
+        if not hasattr(self, "core"):
+            return
         self.weather(True, True)
         self.start_broker()
         for request_id in self.callers:
@@ -551,17 +572,21 @@ class ClientMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         if not self.is_connected:
             self.connect()
+        self.pass_on(RETURN_WINDOW)
+        for number in range(len(self.callers)):
+            self.consume(number, 10 * RETURN_WINDOW)
+        self.wait(STEP_S)
+
+    def pass_on(self, num_tokens: int) -> None:
+        """All that is under way arrives, and the tail goes on."""
         self.frontend_up(10_000)
         self.frontend_down(10_000)
         while self.broker and self.broker.waiting:
             self.dispatch()
-        self.generate(RETURN_WINDOW)
+        self.generate(num_tokens)
         for index in range(len(self.sockets)):
             self.link_to_client(index, 10_000)
             self.link_to_tail(index, 10_000)
-        for number in range(len(self.callers)):
-            self.consume(number, 10 * RETURN_WINDOW)
-        self.wait(STEP_S)
 
 
 def copied(message: Message) -> Message:
