@@ -498,6 +498,7 @@ class ClientMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 20))
     def lose_relayed(self, which: int) -> None:
         """The broker could not pass a message on; nobody hears of it."""
+        self.generate(2)
         relayed = [number for number, one in enumerate(self.to_client) if isinstance(one, RelayToClient)]
         if relayed:
             del self.to_client[relayed[which % len(relayed)]]

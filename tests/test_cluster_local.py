@@ -107,7 +107,7 @@ def test_a_stopped_stage_says_goodbye_and_the_status_says_what_is_missing(cluste
 def test_a_paused_stage_is_lost_and_comes_back_when_resumed(cluster: LocalCluster) -> None:
     cluster.pause(1)
     wait_until(lambda: cluster.status().waiting_for != "")
-    with pytest.raises(ClusterError, match="did not serve within 0.1 s: 0 of 1 serve"):
+    with pytest.raises(ClusterError, match=r"did not serve within 0\.1 s: 0 of 1 serve"):
         cluster.wait_until_serving(timeout_s=0.1)
     cluster.resume(1)
     cluster.wait_until_serving()

@@ -34,7 +34,7 @@ def hugging_face_state(gguf: GgufFile, config: ModelConfig) -> dict[str, torch.T
     def halves(name: str, num_heads: int) -> NDArray[np.float32]:
         weight = tensor(name)
         pairs = weight.reshape(num_heads, config.head_dim // 2, 2, weight.shape[1])
-        return pairs.swapaxes(1, 2).reshape(weight.shape)
+        return np.asarray(pairs.swapaxes(1, 2).reshape(weight.shape), dtype=np.float32)
 
     state = {
         "model.embed_tokens.weight": tensor("token_embd.weight"),
