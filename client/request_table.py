@@ -197,36 +197,29 @@ class RequestTable:
                 out += self._cancel_on_link(request)
         return out
 
-    # --- time -------------------------------------------------------------------------------------------------
-
     def acknowledge(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for epoch, ack, requests in self._acks.flush(now):
             out += self._links.send(epoch, ack)
-            for request in requests:
-                if request.is_ending_taken:
-                    self._requests.pop(request.request_id, None)
+            for request in (r for r in requests if r.is_ending_taken):
+                self._requests.pop(request.request_id, None)
         return out
 
     def tick(self, now: float) -> list[Instruction]:
         """Ask again, cancel again, give up; forget endings that nobody took."""
         out: list[Instruction] = []
         for request in list(self._requests.values()):
-            if request.ended_at is not None:
-                if now - request.ended_at > RETENTION_S:
-                    del self._requests[request.request_id]
-                continue
-            ending = overdue_ending(request, self._broker, self._links, self._settings, now)
-            if ending is not None:
-                out += self._abandon(request, ending, now)
-                continue
-            out += self._repeat(request, now)
+            if request.ended_at is None:
+                ending = overdue_ending(request, self._broker, self._links, self._settings, now)
+                out += self._repeat(request, now) if ending is None else self._abandon(request, ending, now)
+            elif now - request.ended_at > RETENTION_S:
+                del self._requests[request.request_id]
         return out
 
     def _repeat(self, request: Request, now: float) -> list[Instruction]:
-        out: list[Instruction] = []
         if not self._broker.is_welcomed or request.asked_at is None:
-            return out
+            return []
+        out: list[Instruction] = []
         if request.answered_session != self._broker.session and now - request.asked_at >= REPEAT_S:
             out += self._ask(request, now)
         if request.cancelled_at is not None and now - request.cancelled_at >= REPEAT_S:
@@ -236,16 +229,12 @@ class RequestTable:
 
     def end_all(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:
         """The broker will not have us: everything ends for the same reason."""
-        out: list[Instruction] = []
-        for request in self._live():
-            out += self._end(request, failed(request, code, detail), now, refused=not request.num_tokens)
-        return out
+        ends = [self._end(r, failed(r, code, detail), now, refused=not r.num_tokens) for r in self._live()]
+        return [instruction for end in ends for instruction in end]
 
     def close(self, now: float) -> list[Instruction]:
         """The client leaves: its requests are cancelled by the broker, which hears of it."""
         return [instruction for request in self._live() for instruction in self._end(request, cancelled(request), now)]
-
-    # --- inside -----------------------------------------------------------------------------------------------
 
     def _ask(self, request: Request, now: float) -> list[Instruction]:
         request.asked_at = now
@@ -267,20 +256,18 @@ class RequestTable:
 
     def _stray(self, epoch: Epoch, item: ReturnItem) -> list[Instruction]:
         self._acks.stray(epoch, item)
-        if item.ending is not None:
-            return []
-        return self._links.send(epoch, ReturnControl(item.request_id, ReturnAction.CANCEL))
+        cancel = ReturnControl(item.request_id, ReturnAction.CANCEL)
+        return [] if item.ending is not None else self._links.send(epoch, cancel)
 
     def _cancel_on_link(self, request: Request) -> list[Instruction]:
-        if request.epoch is None:
-            return []
-        return self._links.send(request.epoch, ReturnControl(request.request_id, ReturnAction.CANCEL))
+        return self._control(request, ReturnAction.CANCEL)
 
     def _send_hold(self, request: Request) -> list[Instruction]:
-        if request.epoch is None:
-            return []
-        action = ReturnAction.PAUSE if request.hold else ReturnAction.RESUME
-        return self._links.send(request.epoch, ReturnControl(request.request_id, action))
+        return self._control(request, ReturnAction.PAUSE if request.hold else ReturnAction.RESUME)
+
+    def _control(self, request: Request, action: ReturnAction) -> list[Instruction]:
+        message = ReturnControl(request.request_id, action)
+        return [] if request.epoch is None else self._links.send(request.epoch, message)
 
     def _abandon(self, request: Request, ending: Ending, now: float) -> list[Instruction]:
         """End it here, and there, should anybody hear it."""

@@ -137,7 +137,8 @@ class Tail:
     def step(self, now: float) -> list[LinkInstruction]:
         items = []
         for request_id, running in list(self.requests.items()):
-            first, ids, ending = running.num_sent, (), None
+            first, ids = running.num_sent, tuple[int, ...]()
+            ending: Ending | None = None
             if not running.is_cancelled and not running.is_paused and running.num_sent < running.num_planned:
                 ids = (token(request_id, first),)
                 running.num_sent += 1
@@ -596,6 +597,6 @@ def copied(message: Message) -> Message:
 
 
 ClientMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestClientMachine = ClientMachine.TestCase
