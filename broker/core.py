@@ -211,7 +211,8 @@ class BrokerCore:
         return peer.link is Link.FRONTEND and not is_known
 
     def _misplaced(self, peer: Peer, message: Message) -> None:
-        detail = f"{type(message).__name__} does not belong on {peer.link.value}"
+        mine, other = ("clients", "control") if peer.link is Link.FRONTEND else ("stages", "frontend")
+        detail = f"this endpoint is for {mine}; {type(message).__name__} belongs on the {other} endpoint"
         self._unreadable(Unreadable(peer, ErrorCode.PROTOCOL_ERROR, detail))
 
     def _peer_lost(self, peer: Peer, is_final: bool, now: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
@@ -33,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         # Before the first prompt, so that a missing server or extra is said at once.
         client.tokenizer()
+        print(f"{client.card().name}: /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C ends an answer")
         _converse(client.session(), options)
     return 0
 
@@ -42,7 +44,7 @@ def _converse(session: Session, options: argparse.Namespace) -> None:
     messages = [*start]
     while True:
         try:
-            line = input("> ").strip()
+            line = input("> " if sys.stdin.isatty() else "").strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return
@@ -50,6 +52,9 @@ def _converse(session: Session, options: argparse.Namespace) -> None:
             return
         if line == "/reset":
             messages = [*start]
+            print("forgotten")
+        elif line.startswith("/"):
+            print("/reset and /quit are the commands there are")
         elif line:
             messages = _turn(session, [*messages, {"role": "user", "content": line}], options)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stagewire.client import Client
 
+_CONNECT_TIMEOUT_S = 3.0
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:7070"
 
 
@@ -19,6 +20,6 @@ def add_endpoint_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def connect(options: argparse.Namespace) -> Client:
-    from stagewire.client import Client
+    from stagewire.client import Client, ClientSettings
 
-    return Client(options.endpoint)
+    return Client(settings=ClientSettings(endpoint=options.endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S))

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush fails again
         return EXIT_FAILURE
     except StagewireError as error:
-        return report(error, command, "--json" in arguments)
+        return report(error, command if command in COMMANDS else None, "--json" in arguments)
     except ModuleNotFoundError as error:
         if not MissingExtra.explains(error):
             raise

@@ -11,7 +11,7 @@ from stagewire.wire.sampling import SamplingParams
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     described = {
-        "temperature": "0 takes the most likely token, always; 1 draws as the model would",
+        "temperature": "0, the default here, takes the most likely token; 1 draws as the model would",
         "top_k": "draw from the K most likely tokens; 0 is off",
         "top_p": "draw from the most likely tokens that reach this probability together",
         "min_p": "drop tokens less likely than this share of the most likely one",
@@ -35,9 +35,14 @@ def sampling_of(options: argparse.Namespace) -> SamplingParams:
         SettingsError: with the code of the refusal: a value is outside its limits.
     """
     try:
-        return chosen(SamplingParams, options)
+        return chosen(SamplingParams, _greedy_unless_told(options))
     except RequestRefused as error:
         raise SettingsError(error.detail, error.code) from None
+
+
+def _greedy_unless_told(options: argparse.Namespace) -> argparse.Namespace:
+    """At the command line a sane, repeatable answer is a better default than the model's full spread."""
+    return argparse.Namespace(**({"temperature": 0.0} | vars(options)))
 
 
 def _bias(text: str) -> tuple[int, float]:

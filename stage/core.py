@@ -24,6 +24,7 @@ from stagewire.wire.control import (
     Registered,
     RegisterRefused,
     RequestEndedAck,
+    StageBye,
     StageInfo,
 )
 from stagewire.wire.epoch import Epoch
@@ -58,6 +59,10 @@ class StageCore:
         """What this stage holds and serves."""
         is_serving = self.assembly is not None and self.assembly.is_sound
         return Register(self._info, self.assembly.report() if self.assembly and is_serving else None)
+
+    def bye(self) -> StageBye:
+        """What to say when leaving in order."""
+        return StageBye(self._info.stage_id, self._info.run)
 
     # --- control ---
 

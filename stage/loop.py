@@ -82,6 +82,7 @@ class StageLoop:
             StagewireError: the broker does not want this stage.
         """
         is_ready, register_at = False, 0.0
+        log.info("event=registering control=%s", self._settings.control_endpoint)
         while not stop.is_set() and self._exit is None:
             now = time.monotonic()
             if self._heartbeat.is_unknown() or (not self._core.is_registered and now >= register_at):
@@ -90,12 +91,17 @@ class StageLoop:
             self._turn()
             if self._core.is_registered and not is_ready:
                 is_ready = True
+                log.info("event=registered stage=%s", self._settings.stage_id)
                 on_ready()
         if self._exit is not None:
             raise StagewireError(self._exit.detail, self._exit.code)
 
     def close(self) -> None:
         """Close all sockets, in bounded time."""
+        # Whoever leaves in order says so, and nobody waits for its silence to show.
+        now = time.monotonic()
+        self._perform([SendControl(self._core.bye())], now)
+        self._control_outbox.flush(lambda due: _try_send(self._control, due), now)
         self._pairs.close_all()
         self._close_ring()
         self._control.close()
@@ -244,6 +250,7 @@ class StageLoop:
             self._perform(self._core.lose_link(send.client_id, send.link, now), now)
 
     def _connect_ring(self, connect: ConnectRing) -> None:
+        log.info("event=assembled next=%s feed=%s", connect.next_endpoint or "-", connect.feed_endpoint or "-")
         targets = (
             (SendNext, connect.next_endpoint, self._settings.hop_condition),
             (SendHead, connect.feed_endpoint, self._settings.feed_condition),
@@ -257,6 +264,7 @@ class StageLoop:
                 self._pushes[kind] = (socket, Outbox(_OUTBOX_LIMIT, condition))
 
     def _close_ring(self) -> None:
+        log.info("event=ring_closed")
         for socket, _ in self._pushes.values():
             socket.close(linger=0)
         self._pushes.clear()
