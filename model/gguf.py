@@ -135,6 +135,10 @@ class GgufFile:
         info = self.tensor(name)
         _advise_unneeded(self._data, info.offset, info.num_bytes)
 
+    def release_all(self) -> None:
+        """Gives all mapped pages back, those of the header too; whatever is read later is mapped anew."""
+        _advise_unneeded(self._data, 0, len(self._data))
+
     def tensor_digest(self, name: str) -> bytes:
         """SHA-256 over a tensor's name, type, shape and stored bytes; it maps all of the tensor's pages.
 

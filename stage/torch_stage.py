@@ -78,6 +78,7 @@ def load_torch_operators(path: Path, config: ModelConfig, settings: StageSetting
     )
     num_blocks = -(-settings.kv_tokens // BLOCK_SIZE)
     decoder = TorchDecoder(config, weights, num_blocks, device, selftest.group_sizes)
+    gguf.release_all()
     return_freed_memory()
     file_bytes = sum(gguf.tensor(name).num_bytes for name in names)
     return TorchOperators(gguf, decoder, selftest, file_bytes, weights.num_bytes)

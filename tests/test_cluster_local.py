@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +171,7 @@ def test_a_stage_whose_model_file_is_cut_short_is_named_with_its_reason(model_pa
     with path.open("r+b") as file:  # after the plan was made: a stage is the first to see it
         file.truncate(path.stat().st_size // 2)
     error = fails_to_start(cluster)
-    assert "stage-0 ended with exit code 1 while starting" in error.detail
+    assert re.match(r"stage-[01] ended with exit code 1 while starting", error.detail)
     assert "error: " in error.detail
     assert "cut.gguf" in error.detail
     with pytest.raises(ModelError) as refused:
@@ -181,7 +182,7 @@ def test_a_stage_whose_model_file_is_cut_short_is_named_with_its_reason(model_pa
 def test_a_stage_with_a_wrong_setting_is_named_with_its_reason(tiny_model: str) -> None:
     error = fails_to_start(LocalCluster(tiny_model, precision="f7"))
     assert "while starting" in error.detail
-    assert "precision=f7" in error.detail
+    assert "precision='f7'" in error.detail
 
 
 def test_a_port_in_use_is_said_of_the_broker(cluster: LocalCluster, tiny_model: str) -> None:
