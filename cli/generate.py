@@ -38,7 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="at most so many (default: to the context's end)")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="at most so many (default: to the context's end); 0 only computes the prompt",
+    )
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again"
     )

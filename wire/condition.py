@@ -62,10 +62,12 @@ def _parse_part(part: str) -> tuple[str, float | int]:
             return name, int(value)
         if name == "stall_probability":
             return name, float(value)
-        return _FIELDS[name], _parse_quantity(value)
-    except (KeyError, ValueError):
-        known = ", ".join([*_FIELDS, "stall_probability", "seed"])
-        raise SettingsError(f"wire condition {part!r}: expected one of {known}, as in delay=10ms") from None
+        if name in _FIELDS:
+            return _FIELDS[name], _parse_quantity(value)
+    except ValueError:
+        raise SettingsError(f"wire condition {part!r}: a number, and a unit of {', '.join(_UNITS)}") from None
+    known = ", ".join([*_FIELDS, "stall_probability", "seed"])
+    raise SettingsError(f"wire condition {part!r}: expected one of {known}, as in delay=10ms")
 
 
 def _parse_quantity(text: str) -> float:
