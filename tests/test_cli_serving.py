@@ -1,0 +1,130 @@
+"""The command as people use it: `up` in one terminal, the others in another, Ctrl-C at the end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+STAGEWIRE = [sys.executable, "-m", "stagewire.cli"]
+
+
+def stagewire(*arguments: str, stdin: str | None = None, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STAGEWIRE, *arguments], input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert not alive
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[str]:
+    """`stagewire up` on free ports; gives its endpoint, and sees that Ctrl-C ends all of it."""
+    process = subprocess.Popen(
+        [*STAGEWIRE, "up", "--frontend-port", "0", "--stages", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        match = re.search(r"tcp://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert match
+        children = descendants(process)
+        assert len(children) == 3
+        yield match[0]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
+        assert_gone(children)
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait(5)
+
+
+def test_generate_streams_text(up: str) -> None:
+    """Greedy by default, through the chat template."""
+    done = stagewire("generate", "What is the capital of France?", "--endpoint", up, "--max-tokens", "20")
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_generate_as_json_is_one_object(up: str) -> None:
+    """With what a program needs, and nothing else on stdout."""
+    done = stagewire("generate", "--raw", "Once upon a time", "--endpoint", up, "--max-tokens", "5", "--json")
+    answer = json.loads(done.stdout)
+    assert {"text", "token_ids", "finish_reason", "usage", "timings"} <= set(answer)
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 5
+    assert answer["finish_reason"] == "length"
+    assert [stage["steps"] for stage in answer["timings"]["stages"]] == [5, 5]
+
+
+def test_a_refused_request_is_an_error_object_and_exit_code_1(up: str) -> None:
+    """Also as a line with what to do next."""
+    done = stagewire("generate", "hi", "--endpoint", up, "--max-tokens", "9000", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "context_overflow"
+
+
+def test_chat_keeps_the_conversation(up: str) -> None:
+    """Lines come from a pipe here; the second answer knows the first question."""
+    lines = "My name is Ada.\nWhat is my name?\n/quit\n"
+    done = stagewire("chat", "--endpoint", up, "--max-tokens", "30", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "Ada" in done.stdout
+
+
+def test_status_tells_people_and_programs(up: str) -> None:
+    """Stages with their layers, in order."""
+    assert "layers 0:15 of 30" in stagewire("status", "--endpoint", up).stdout
+    report = json.loads(stagewire("status", "--endpoint", up, "--json").stdout)
+    assert [stage["info"]["layer_end"] for stage in report["stages"]] == [15, 30]
+    assert report["pipelines"][0]["state"] == "serving"
+
+
+def test_the_demo_answers_reports_and_leaves_nothing() -> None:
+    """One command, one answer, and all processes stopped."""
+    done = stagewire("demo", "--max-tokens", "8")
+    assert done.returncode == 0, done.stderr
+    for words in ("time to first token", "cached", "layers 0:15", "layers 15:30", "all processes stopped"):
+        assert words in done.stdout
+
+
+def test_up_names_the_stage_that_dies_while_loading_and_ends(tmp_path: Path) -> None:
+    """Which, and why, and a code that is not zero; the rest is stopped."""
+    done = stagewire("up", "--frontend-port", "0", "--device", "cpu,nonsense")
+    assert done.returncode != 0
+    assert "stage-1 ended" in done.stderr
+    assert "nonsense" in done.stderr
+
+
+def test_a_killed_up_leaves_no_process() -> None:
+    """SIGKILL cannot be handled; the children notice the closed pipe."""
+    process = subprocess.Popen(
+        [*STAGEWIRE, "up", "--frontend-port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        assert "serving" in process.stdout.readline()
+        children = descendants(process)
+        process.kill()
+        assert_gone(children)
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait(5)
