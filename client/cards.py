@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from pathlib import Path
 
+from stagewire.wire.cache import cache_folder
 from stagewire.wire.card import ModelCard, card_digest
 from stagewire.wire.errors import ProtocolError
 
@@ -15,7 +15,7 @@ class CardCache:
     """A folder of cards named by their SHA-256; one that cannot be written just keeps nothing."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or _default_folder()) / "cards"
+        self._folder = (folder or cache_folder()) / "cards"
 
     def get(self, digest: str) -> ModelCard | None:
         """The card, unless it is missing or damaged."""
@@ -42,12 +42,3 @@ def checked_card(data: bytes, digest: str) -> ModelCard:
     if card_digest(data) != digest:
         raise ProtocolError("the model card's bytes do not have its digest")
     return ModelCard.decode(data)
-
-
-def _default_folder() -> Path:
-    if folder := os.environ.get("STAGEWIRE_CACHE"):
-        return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):
-        return (Path(base) if base else Path.home() / ".cache") / "stagewire"
-    return Path(tempfile.gettempdir()) / "stagewire-cache"

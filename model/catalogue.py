@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import fcntl
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from stagewire.wire.cache import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
 
 Progress = Callable[[str], None]
@@ -81,19 +81,6 @@ def resolve(name_or_path: str, progress: Progress | None = None, catalogue: Mapp
     if path.suffix.lower() == ".gguf" or len(path.parts) > 1:
         raise ModelError(f"{name_or_path}: there is no such file")
     raise ModelError(_unknown_name(name_or_path, catalogue), ErrorCode.UNKNOWN_MODEL)
-
-
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns where fetched files are kept: `$STAGEWIRE_CACHE`, or `stagewire` in the user's cache folder."""
-    if environment.get("STAGEWIRE_CACHE"):
-        return Path(environment["STAGEWIRE_CACHE"]).absolute()
-    # The XDG specification says to ignore a relative path.
-    if environment.get("XDG_CACHE_HOME", "").startswith("/"):
-        return Path(environment["XDG_CACHE_HOME"], "stagewire")
-    try:
-        return Path(environment.get("HOME") or Path.home()) / ".cache" / "stagewire"
-    except RuntimeError:  # no HOME, and a user id without an account, as in some containers
-        return Path(tempfile.gettempdir()) / f"stagewire-{os.getuid()}"
 
 
 def _cached(entry: Entry, progress: Progress) -> Path:
