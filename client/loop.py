@@ -67,7 +67,8 @@ class ClientLoop:
         self._sinks: dict[str, Sink] = {}
         self._answers: dict[int, Future[Message]] = {}
         self._tickets = count(1)
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
+        self._lock = threading.RLock()
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)

@@ -89,7 +89,7 @@ class Operators(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two implementations only if they compute equal bits (DESIGN.md §5)."""
+        """Equal for two implementations only if they compute equal bits."""
 
     @property
     def is_row_exact(self) -> bool:
