@@ -179,13 +179,12 @@ class ClientLoop:
 
     def _take_posted(self) -> list[events.Event]:
         with self._lock:
-            posted = [*self._posted]
-            self._posted.clear()
+            posted, self._posted = self._posted, deque()
             if self._is_awake:
                 self._is_awake = False
                 with suppress(OSError):
                     self._wake_out.recv(64)
-            return posted
+            return [*posted]
 
     def _watch(self) -> None:
         while self._monitor.poll(0):

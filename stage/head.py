@@ -159,7 +159,8 @@ class HeadCore:
         if sequence is not None:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request_id not in self._ended:
-            self._cancelled[request_id] = now
+            # The table stays in order of time: the first cancel counts.
+            self._cancelled.setdefault(request_id, now)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason))

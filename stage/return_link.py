@@ -31,7 +31,8 @@ RELAY_AGAIN_S = 1.0
 RELAY_SILENCE_S = 5.0
 """Unacknowledged for so long on the relay, where nothing tells of a loss: greet again."""
 RETENTION_S = 60.0
-_MAX_ITEMS = 256
+_MAX_ITEMS = 64
+"""Of full windows with 20 log probabilities each, so many stay well below the limit of a message."""
 
 
 @dataclass(frozen=True, slots=True)
