@@ -90,14 +90,18 @@ class Pool:
         assert len(connected) == len(self._by_peer)
 
 
+_MAX_SIZE = 2**31 - 1
+"""Of whatever a stage counts: sums and products of these still fit into a message."""
+
+
 def defect_of(info: StageInfo) -> tuple[ErrorCode, str] | None:
     """Why a stage cannot join any pipeline, or None."""
     if not 0 <= info.layer_start < info.layer_end <= info.num_layers:
         layers = f"layers {info.layer_start}:{info.layer_end}"
         return ErrorCode.INVALID_LAYER_RANGE, f"{layers} are no range within 0:{info.num_layers}"
-    for name in ("num_blocks", "block_size", "max_sequences", "context_length", "vocab_size"):
-        if getattr(info, name) < 1:
-            return ErrorCode.INVALID_SETTING, f"{name}=0: must be at least 1"
+    for name in ("num_layers", "num_blocks", "block_size", "max_sequences", "context_length", "vocab_size"):
+        if not 1 <= getattr(info, name) <= _MAX_SIZE:
+            return ErrorCode.INVALID_SETTING, f"{name}={getattr(info, name)}: must be between 1 and {_MAX_SIZE}"
     for name in ("stage_id", "model_name", "model_digest"):
         if not 1 <= len(getattr(info, name)) <= _MAX_NAME_CHARS:
             return ErrorCode.INVALID_SETTING, f"{name} must have 1 to {_MAX_NAME_CHARS} characters"

@@ -95,7 +95,7 @@ class BrokerState:
         self.out.append(Note("undelivered", f"{receiver} message={type(message).__name__}", is_detail=True))
 
     def note(self, event: str, **fields: object) -> None:
-        self.out.append(Note(event, " ".join(f"{name}={value}" for name, value in fields.items())))
+        self.out.append(Note(event, " ".join(f"{name}={_on_one_line(value)}" for name, value in fields.items())))
 
     # --- invariants ---
 
@@ -135,3 +135,9 @@ class BrokerState:
                 assert all(members), "a pipeline stands without one of its stages"
             present = {stage.info.stage_id for stage in members if stage}
             assert pipeline.waiting <= present
+
+
+def _on_one_line(value: object) -> str:
+    """A peer's text must not be able to forge another line of the log."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)

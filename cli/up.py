@@ -74,7 +74,7 @@ def _keep_alive(cluster: LocalCluster) -> NoReturn:
     """Starts again what ends by itself.
 
     Raises:
-        ClusterError: a process ended too often, or did not get ready again.
+        ClusterError: a process ended too often.
     """
     num_restarts: Counter[str] = Counter()
     while True:
@@ -84,4 +84,4 @@ def _keep_alive(cluster: LocalCluster) -> NoReturn:
             if num_restarts[child.name] > _MAX_RESTARTS:
                 raise child.failure(f"{child.describe_end()}, for the {_MAX_RESTARTS + 1}th time")
             print(f"{child.name} {child.describe_end()}; starting it again", file=sys.stderr, flush=True)
-            cluster.restart_child(child)
+            cluster.relaunch(child)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -27,14 +28,17 @@ class AsyncGeneration:
 
     def __init__(self, loop: ClientLoop, generate: Generate, transcript: Transcript) -> None:
         self.request_id = generate.request_id
-        self._deliveries: asyncio.Queue[Tokens | Finished] = asyncio.Queue()
-        self._event_loop = asyncio.get_running_loop()
-        self._answer = Answer(loop, generate, transcript, QueueSink(self._put))
+        deliveries: asyncio.Queue[Tokens | Finished] = asyncio.Queue()
+        event_loop = asyncio.get_running_loop()
 
-    def _put(self, delivery: Tokens | Finished) -> None:
-        # An event loop that is closed has nobody who waits.
-        with suppress(RuntimeError):
-            self._event_loop.call_soon_threadsafe(self._deliveries.put_nowait, delivery)
+        def put(delivery: Tokens | Finished) -> None:
+            # An event loop that is closed has nobody who waits. It must not hold `self`: being forgotten cancels.
+            with suppress(RuntimeError):
+                event_loop.call_soon_threadsafe(deliveries.put_nowait, delivery)
+
+        self._deliveries = deliveries
+        self._answer = Answer(loop, generate, transcript, QueueSink(put))
+        self._finalizer = weakref.finalize(self, self._answer.cancel, discard=True)
 
     def __aiter__(self) -> AsyncGeneration:
         return self

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from stagewire.client import events
 from stagewire.client.delivery import Finished, QueueSink, Tokens
 from stagewire.client.loop import ClientLoop
 from stagewire.client.result import Result, TokenEvent
 from stagewire.client.transcript import Transcript
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
+from stagewire.wire.request import FinishReason
 
 
 class Answer:
@@ -22,6 +25,7 @@ class Answer:
         self._loop, self._request_id = loop, generate.request_id
         self._transcript, self._sink = transcript, sink
         self._waiting: deque[TokenEvent] = deque()
+        self._is_cancelled = False
         self.result: Result | None = None
         loop.submit(generate, sink)
 
@@ -53,6 +57,7 @@ class Answer:
         self.result = self._transcript.result(None, self._sink.stopwatch.timings(()))
 
     def _finish(self, finished: Finished) -> None:
+        finished = self._explained(finished)
         tail = self._transcript.flush()
         if tail and self._waiting:
             last = self._waiting.pop()
@@ -65,6 +70,15 @@ class Answer:
         timings = self._sink.stopwatch.timings(finished.ending.timings)
         self.result = self._transcript.result(finished.ending, timings, finished.refused)
         self._acknowledge()
+
+    def _explained(self, finished: Finished) -> Finished:
+        """A cancel that nobody here asked for is the broker's, which had given this client up: not a plain end."""
+        ending = finished.ending
+        if self._is_cancelled or ending.finish_reason is not FinishReason.CANCELLED or ending.detail:
+            return finished
+        code, detail = ErrorCode.CLIENT_GONE, "the broker had not heard of this client for long and ended its requests"
+        failed = replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
+        return Finished(failed, finished.refused)
 
     def take_next(self) -> TokenEvent | None:
         """The next event, acknowledged with being taken; None when none is there."""
@@ -85,6 +99,7 @@ class Answer:
 
     def cancel(self, discard: bool) -> None:
         """Ask for an end; the ending still comes unless nobody waits for it (`discard`)."""
+        self._is_cancelled = True
         if self.result is None:
             self._loop.post(events.CancelRequest(self._request_id, discard))
 

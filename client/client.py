@@ -83,7 +83,9 @@ class Client:
             RequestRefused: UNKNOWN_MODEL, or NO_PIPELINE while no first stage is there.
             StagewireError: as `models`.
         """
-        digest = self._model(model).card_digest
+        return self._card(self._model(model).card_digest)
+
+    def _card(self, digest: str) -> ModelCard:
         if digest not in self._card_of:
             self._card_of[digest] = self._cards.get(digest) or self._fetch_card(digest)
         return self._card_of[digest]
@@ -94,12 +96,14 @@ class Client:
         Raises:
             StagewireError: as `card`; UNSUPPORTED_TOKENIZER.
         """
+        return self._tokenizer(self._model(model).card_digest)
+
+    def _tokenizer(self, digest: str) -> Tokenizer:
         from stagewire.client.text.tokenizer import Tokenizer  # noqa: PLC0415  needs the extra `text`
 
-        key = model or ""
-        if key not in self._tokenizers:
-            self._tokenizers[key] = Tokenizer(self.card(model))
-        return self._tokenizers[key]
+        if digest not in self._tokenizers:
+            self._tokenizers[digest] = Tokenizer(self._card(digest))
+        return self._tokenizers[digest]
 
     def _model(self, name: str | None) -> ModelInfo:
         models = [info for info in self.models() if name in (None, info.name) and info.card_digest]
@@ -140,8 +144,11 @@ class Client:
 
     def prepare(self, prompt: Prompt, session_id: str, model: str | None) -> tuple[Generate, Transcript]:
         """The request to send, and the empty answer to it."""
-        tokenizer = self.tokenizer(model) if prompt.needs_tokenizer else None
-        card = self.card(model) if prompt.needs_tokenizer else None
+        tokenizer = card = None
+        if prompt.needs_tokenizer:
+            # Once: the request must go to the very model whose tokenizer has read it.
+            info = self._model(model)
+            model, card, tokenizer = info.name, self._card(info.card_digest), self._tokenizer(info.card_digest)
         token_ids = prompt.token_ids(card, tokenizer)
         return prompt.request(session_id, model, token_ids), prompt.transcript(len(token_ids), tokenizer)
 

@@ -26,6 +26,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.wire.codec import Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, StagewireError
 from stagewire.wire.frontend import Generate
+from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.outbox import Outbox
 from stagewire.wire.request import Ending, FinishReason, Usage
 from stagewire.wire.returns import TokenLogprobs
@@ -67,6 +68,7 @@ class ClientLoop:
         self._sinks: dict[str, Sink] = {}
         self._answers: dict[int, Future[Message]] = {}
         self._tickets = count(1)
+        self._last_words = _CLOSED_ENDING
         # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
         self._lock = threading.RLock()
         self._wake_in, self._wake_out = sockets.socketpair()
@@ -87,7 +89,13 @@ class ClientLoop:
 
         Raises:
             StagewireError: UNREACHABLE, the client is closed.
+            RequestRefused: INVALID_REQUEST, the request cannot be put into a message; nothing was sent.
         """
+        try:
+            encode(generate)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            # Here, in the caller's thread: in the socket thread it would end everybody's requests.
+            raise RequestRefused(f"the request cannot be sent: {error}") from error
         with self._lock:
             self._check_open()
             self._sinks[generate.request_id] = sink
@@ -157,8 +165,10 @@ class ClientLoop:
             while not self._core.is_closed:
                 self._turn()
             self._flush(time.monotonic())
-        except Exception:
+        except Exception as error:
             log.exception("event=client_thread_failed")
+            detail = f"the client's thread failed: {error!r}"[:MAX_DETAIL_CHARS]
+            self._last_words = Ending(FinishReason.FAILED, None, Usage(0, 0), (), ErrorCode.INTERNAL, detail)
         finally:
             self._shut()
 
@@ -266,7 +276,7 @@ class ClientLoop:
             sinks, self._sinks = [*self._sinks.values()], {}
             answers, self._answers = [*self._answers.values()], {}
         for sink in sinks:
-            sink.on_ending(_CLOSED_ENDING, refused=False)
+            sink.on_ending(self._last_words, refused=False)
         for future in answers:
             if future.set_running_or_notify_cancel():
                 future.set_exception(StagewireError(_CLOSED, ErrorCode.UNREACHABLE))

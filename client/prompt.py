@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from stagewire.client.transcript import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
-from stagewire.wire.limits import MAX_PROMPT_TOKENS
+from stagewire.wire.limits import MAX_PROMPT_TOKENS, MAX_STOP_TOKENS, MAX_TOKENS
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -40,8 +40,10 @@ class Prompt:
         given = [self.text, self.messages, self.prompt_token_ids]
         if sum(value is not None for value in given) != 1:
             raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
-        if self.max_tokens is not None and (type(self.max_tokens) is not int or self.max_tokens < 0):
-            raise RequestRefused(f"max_tokens={self.max_tokens!r:.80} is not a non-negative integer")
+        if self.max_tokens is not None and (type(self.max_tokens) is not int or not 0 <= self.max_tokens <= MAX_TOKENS):
+            raise RequestRefused(f"max_tokens={self.max_tokens!r:.80} is not an integer in [0, {MAX_TOKENS}]")
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise RequestRefused(f"{len(self.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}")
         _check_ids("stop_token_ids", self.stop_token_ids)
 
     @property

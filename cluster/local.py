@@ -250,6 +250,11 @@ class LocalCluster:
         """Kills the broker if it runs and starts it anew on the same ports; returns when it listens."""
         self.restart_child(self._broker_child())
 
+    def relaunch(self, child: ChildProcess) -> None:
+        """Start a process anew and return at once: a stage cannot get ready while the broker is away as well."""
+        child.kill()
+        child.start()
+
     def restart_child(self, child: ChildProcess) -> None:
         """As `restart`, for any of the processes that `ended` names."""
         child.kill()

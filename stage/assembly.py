@@ -21,6 +21,7 @@ from stagewire.wire.codec import Envelope, Message, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient
+from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
@@ -103,7 +104,7 @@ class Assembly:
         """The epoch cannot go on; told once, and then every second until it is dissolved."""
         if self._fault:
             return []
-        self._fault, self._fault_told_at = Fault(self.epoch, code, detail), now
+        self._fault, self._fault_told_at = Fault(self.epoch, code, detail[:MAX_DETAIL_CHARS]), now
         self._steps.clear()
         return [SendControl(self._fault)]
 

@@ -12,6 +12,7 @@ from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.limits import MAX_STOP_TOKENS
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import CancelRequest, Flow, Miss, SequenceFinish, StartRequest, Step, StepResult
 
@@ -129,6 +130,9 @@ class HeadCore:
 
     def _refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
         """Why it cannot run: the context-overflow rule, the KV pool, the vocabulary, nothing to decode from."""
+        if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+            detail = f"{len(request.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}"
+            return ErrorCode.INVALID_REQUEST, detail
         num_prompt = len(request.prompt_token_ids)
         limit = self._limits.max_total_tokens
         budget = 1 if request.max_tokens is None else request.max_tokens

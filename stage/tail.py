@@ -17,6 +17,7 @@ from stagewire.stage.sampler import InvalidLogits, PenaltyCounts, Sampled, sampl
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import SequenceFinish, SequenceResult, SequenceStart, Slice, Step, StepResult
@@ -87,6 +88,8 @@ class TailCore:
             return Draw(piece.seq_id, sample(row, request.start.sampling, request.counts, position))
         except InvalidLogits as error:
             return Draw(piece.seq_id, None, error.detail)
+        except Exception as error:  # noqa: BLE001  one sequence's parameters must not end the others' epoch
+            return Draw(piece.seq_id, None, f"sampling failed: {type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
 
     def record(
         self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float

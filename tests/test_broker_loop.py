@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgpack
 import pytest
@@ -14,7 +15,16 @@ from broker_world import FIRST, LAST, offer
 from stagewire.broker.loop import BrokerEndpoints, run_broker
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message, decode, decode_ring, encode
-from stagewire.wire.control import Assemble, Assembled, GenerateAck, Heartbeat, Register, Registered, StageInfo
+from stagewire.wire.control import (
+    Assemble,
+    Assembled,
+    GenerateAck,
+    Heartbeat,
+    Register,
+    Registered,
+    RegisterRefused,
+    StageInfo,
+)
 from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.frontend import (
     Accepted,
@@ -219,6 +229,21 @@ def test_two_stages_are_assembled_and_a_request_reaches_the_head(
     assert pushed.prompt_token_ids == TokenIds.of([1, 2, 3])
     assert pushed.sampling.seed is not None
     head.send(GenerateAck("r1", dispatched.epoch, None, ""))
+
+
+def test_a_stage_with_impossible_numbers_is_refused_and_the_broker_lives(
+    broker: BrokerEndpoints, context: zmq.Context[Socket]
+) -> None:
+    """Each number fits into a message, but what is computed from it would not."""
+    huge = 2**64 - 1
+    stage = Dealer(context, broker.control)
+    stage.send(Register(replace(FIRST, num_blocks=huge, max_sequences=huge, context_length=huge), None))
+    refused = stage.receive(RegisterRefused)
+    assert isinstance(refused, RegisterRefused)
+    assert refused.code is ErrorCode.INVALID_SETTING
+    client = Dealer(context, broker.frontend)
+    client.send(GetStatus())
+    client.receive(Status)
 
 
 def test_strangers_are_asked_who_they_are(broker: BrokerEndpoints, context: zmq.Context[Socket]) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import psutil
 import pytest
 from in_process import request
+from numpy.typing import NDArray
 from whole_model import whole_model
 
 from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import StageLimits
 from stagewire.model.catalogue import DEFAULT_MODEL
+from stagewire.stage.sampler import PenaltyCounts, Sampled, sample
 from stagewire.wire.errors import ErrorCode, RequestFailed, RequestRefused, StagewireError
 from stagewire.wire.request import FinishReason
 from stagewire.wire.sampling import SamplingParams
@@ -173,6 +177,49 @@ def test_leaving_the_iterator_cancels(cluster: LocalCluster, client: Client) -> 
     while client.status().num_requests_running:
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_draw_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in one sequence's sampling, the others of its step get their tokens."""
+
+    def fails(row: NDArray[np.float32], params: SamplingParams, counts: PenaltyCounts, position: int) -> Sampled:
+        if params.seed == 13:
+            raise IndexError("made up")
+        return sample(row, params, counts, position)
+
+    monkeypatch.setattr("stagewire.stage.tail.sample", fails)
+    pipeline = whole_model("bf16").pipeline(15)
+    unlucky = SamplingParams(temperature=0.0, seed=13)
+    pipeline.start(request("good", PROMPT, 3, GREEDY), request("bad", PROMPT, 3, unlucky))
+    outputs = pipeline.run()
+    assert len(outputs["good"].token_ids) == 3
+    ending = outputs["bad"].ending
+    assert ending is not None
+    assert (ending.finish_reason, ending.code) == (FinishReason.FAILED, ErrorCode.DECODE_FAILED)
+
+
+@pytest.mark.slow
+def test_a_client_that_slept_is_told_that_it_was_given_up(cluster: LocalCluster) -> None:
+    """A machine that slept longer than the broker waits: a typed failure, not a stream that just stops."""
+    code = (
+        "from stagewire.client import Client\n"
+        f"with Client({cluster.endpoint!r}) as client:\n"
+        "    answer = client.session().generate(prompt_token_ids=[5], max_tokens=8000, ignore_eos=True)\n"
+        "    next(answer); print('go', flush=True)\n"
+        "    print(answer.wait(60).error.code.value)\n"
+    )
+    sleeper = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert sleeper.stdout is not None
+    try:
+        assert sleeper.stdout.readline() == "go\n"
+        sleeper.send_signal(signal.SIGSTOP)
+        time.sleep(13)
+        sleeper.send_signal(signal.SIGCONT)
+        assert sleeper.stdout.readline() == "client_gone\n"
+    finally:
+        sleeper.kill()
+        sleeper.stdout.close()
+        sleeper.wait(5)
 
 
 @pytest.mark.slow

@@ -138,6 +138,14 @@ def test_what_cannot_run_is_refused_by_name(request_: StartRequest, code: ErrorC
     assert core.requests == () and core.next_step(0.0) is None
 
 
+def test_more_stop_tokens_than_a_step_could_carry_are_refused() -> None:
+    """A list beyond the codec's limit would make the step unreadable, and end everybody's epoch."""
+    many = replace(start(), stop_token_ids=tuple(range(1025)))
+    (answer,) = head().handle(many, 0.0)
+    assert isinstance(answer, GenerateAck)
+    assert answer.code is ErrorCode.INVALID_REQUEST
+
+
 def test_the_context_rule_is_exact() -> None:
     """prompt + max_tokens + 1 may equal the context."""
     assert head().handle(start(prompt=[1] * 60, max_tokens=3), 0.0) == [ack()]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stagewire.stage.random import uniform
 from stagewire.stage.sampler import InvalidLogits, PenaltyCounts, sample
+from stagewire.wire.errors import RequestRefused
 from stagewire.wire.sampling import SamplingParams
 
 VOCAB = 40
@@ -146,6 +147,16 @@ def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     params = SamplingParams(temperature=0.0)
     with pytest.raises(InvalidLogits):
         sample(logits, params, PenaltyCounts(VOCAB, params), 0)
+
+
+def test_a_penalty_that_would_overflow_is_refused() -> None:
+    """Dividing by a denormal number makes infinities of good logits."""
+    for tiny in (5e-324, 0.009, 0.0):
+        with pytest.raises(RequestRefused, match="repetition_penalty"):
+            SamplingParams(repetition_penalty=tiny)
+    lowest = SamplingParams(repetition_penalty=0.01, top_k=5, seed=1)
+    logits = np.full(VOCAB, 80.0, np.float32)
+    assert 0 <= sample(logits, lowest, counts_of([1, 2], [3], lowest), 0).token_id < VOCAB
 
 
 def test_log_probabilities_are_the_models_own() -> None:

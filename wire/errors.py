@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import ClassVar
 
+from stagewire.wire.limits import MAX_DETAIL_CHARS
+
 
 class ErrorCode(str, Enum):
     """Stable names on the wire and in `--json` output. Never rename one; add another."""
@@ -64,6 +66,8 @@ class StagewireError(Exception):
     default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
 
     def __init__(self, detail: str, code: ErrorCode | None = None) -> None:
+        # Whatever a library wrote into it, a detail must fit into a message.
+        detail = detail[:MAX_DETAIL_CHARS]
         super().__init__(detail)
         self.detail = detail
         self.code = code or self.default_code

@@ -9,6 +9,7 @@ from stagewire.wire.errors import RequestRefused
 
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 24
+MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_ADDITIVE_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
@@ -32,7 +33,7 @@ class SamplingParams:
         top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
         min_p: drop tokens less likely than this share of the most likely one; in [0, 1].
         repetition_penalty: divides positive and multiplies negative logits of every token in the prompt or
-            the answer (as Hugging Face); in (0, 100], above 1 discourages.
+            the answer (as Hugging Face); in [0.01, 100], above 1 discourages.
         presence_penalty: taken from the logit of each token already generated; in [-2, 2]. As with OpenAI,
             the prompt does not count.
         frequency_penalty: the same, times the number of its occurrences; in [-2, 2].
@@ -60,7 +61,7 @@ class SamplingParams:
         self._set_float("temperature", 0.0, MAX_TEMPERATURE)
         self._set_float("top_p", 0.0, 1.0, above_low=True)
         self._set_float("min_p", 0.0, 1.0)
-        self._set_float("repetition_penalty", 0.0, MAX_REPETITION_PENALTY, above_low=True)
+        self._set_float("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         self._set_float("presence_penalty", -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
         self._set_float("frequency_penalty", -MAX_ADDITIVE_PENALTY, MAX_ADDITIVE_PENALTY)
         _check_int("top_k", self.top_k, MAX_TOP_K)
