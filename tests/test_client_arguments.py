@@ -28,10 +28,10 @@ from stagewire.wire.errors import StagewireError
 )
 def test_a_bad_argument_is_refused_in_the_callers_thread(session: Any, arguments: dict[str, Any]) -> None:
     """With a typed error, before anything is sent; another request of the client still waits."""
+    given: dict[str, Any] = {"prompt_token_ids": [1], "max_tokens": 1} | arguments
     with Client(settings=ClientSettings(endpoint="tcp://127.0.0.1:9")) as client:
         other = client.session().generate(prompt_token_ids=[1], max_tokens=1)
         with pytest.raises(RequestRefused) as error:
-            given: dict[str, Any] = {"prompt_token_ids": [1], "max_tokens": 1} | arguments
             client.session(session).generate(**given)
         assert error.value.code in (ErrorCode.INVALID_REQUEST, ErrorCode.TOKEN_OUT_OF_VOCABULARY)
         with pytest.raises(TimeoutError):
