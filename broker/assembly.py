@@ -144,8 +144,9 @@ class Assembly:
     def check_deadlines(self, now: float) -> None:
         """Unanswered assemblies end; `Dissolve` is sent again, and who never answers it is lost."""
         for pipeline in list(self._state.pipelines.values()):
-            unanswered = f"no answer for {self._state.settings.answer_s:g} s from {', '.join(sorted(pipeline.waiting))}"
             if pipeline.state is PipelineState.ASSEMBLING and now >= pipeline.deadline:
+                names = ", ".join(sorted(pipeline.waiting))
+                unanswered = f"no answer for {self._state.settings.answer_s:g} s from {names}"
                 self.break_up(pipeline, ErrorCode.STAGE_LOST, unanswered, now)
             elif pipeline.state is PipelineState.DISSOLVING and now >= pipeline.deadline:
                 for stage in self._waited_for(pipeline):

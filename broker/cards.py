@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from stagewire.broker.events import Peer, Send
+from stagewire.broker.events import Peer
 from stagewire.broker.pool import StageRecord
 from stagewire.broker.state import BrokerState
 from stagewire.wire.card import card_digest
@@ -67,7 +67,7 @@ class Cards:
         self._asked_at = {digest: at for digest, at in self._asked_at.items() if now - at < _WAIT_S}
 
     def _give(self, digest: str, peer: Peer) -> None:
-        self._state.out.append(Send(peer, Card(digest, self._cards.get(digest, Blob()))))
+        self._state.answer(peer, Card(digest, self._cards.get(digest, Blob())))
 
     def _fetch(self, digest: str, now: float) -> None:
         if digest in self._cards or now - self._asked_at.get(digest, float("-inf")) < _ASK_AGAIN_S:

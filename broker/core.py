@@ -13,10 +13,10 @@ from stagewire.broker.events import (
     FeedOverflowed,
     Instruction,
     Link,
+    Note,
     Overflowed,
     Peer,
     Received,
-    Send,
     Stop,
     Tick,
     Unreachable,
@@ -116,7 +116,7 @@ class BrokerCore:
             case ClientHello():
                 self._reception.hello(peer, message, now)
             case GetStatus():
-                self._answer(peer, status_of(self._state, now))
+                self._state.answer(peer, status_of(self._state, now))
             case OfferReturn() | Cancel() | ClientPing() | ClientBye() | GetCard() | RelayToTail():
                 client = self._client_of(peer, now)
                 if client:
@@ -144,7 +144,7 @@ class BrokerCore:
         if client:
             client.heard_at = now
         else:
-            self._answer(peer, WhoAreYou())
+            self._state.answer(peer, WhoAreYou())
         return client
 
     # --- control ---
@@ -192,7 +192,7 @@ class BrokerCore:
         if stage:
             stage.heard_at = now
         else:
-            self._answer(peer, WhoAreYou())
+            self._state.answer(peer, WhoAreYou())
         return stage
 
     # --- both ---
@@ -200,11 +200,14 @@ class BrokerCore:
     def _unreadable(self, event: Unreadable) -> None:
         """Bad bytes change nothing; a `Refused` must not look like the ending of an accepted request."""
         self._state.num_bad_messages += 1
-        self._state.note("bad_message", peer=event.peer, code=event.code.value, detail=repr(event.detail[:200]))
+        fields = f"peer={event.peer} code={event.code.value} detail={event.detail[:200]!r}"
+        # A flood of them shall not fill the log.
+        is_one_of_many = self._state.num_bad_messages > 100 and self._state.num_bad_messages % 1000 != 0
+        self._state.out.append(Note("bad_message", fields, is_detail=is_one_of_many))
         if event.request_id is not None and self._may_refuse(event.peer, event.request_id):
-            self._answer(event.peer, Refused(event.request_id, event.code, event.detail))
+            self._state.answer(event.peer, Refused(event.request_id, event.code, event.detail))
         else:
-            self._answer(event.peer, BadMessage(event.code, event.detail))
+            self._state.answer(event.peer, BadMessage(event.code, event.detail))
 
     def _may_refuse(self, peer: Peer, request_id: str) -> bool:
         is_known = request_id in self._state.requests or self._state.finished.get(request_id) is not None
@@ -248,9 +251,6 @@ class BrokerCore:
         if pause_s > _PAUSE_S:
             for peer in (*self._state.pool, *self._state.clients):
                 peer.heard_at = min(now, peer.heard_at + pause_s)
-
-    def _answer(self, peer: Peer, message: Message) -> None:
-        self._state.out.append(Send(peer, message))
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

@@ -55,8 +55,7 @@ class Dispatch:
             request.seed = asked.seed
         answers: list[Message] = [Accepted(request.request_id, request.seed)]
         if request.dispatched and request.epoch:
-            generation = request.offer.generation if request.offer else None
-            answers.append(Dispatched(request.request_id, request.epoch, generation))
+            answers.append(Dispatched(request.request_id, request.epoch, request.offer_generation))
         return answers
 
     def _refusal(self, client_id: str, asked: Asked) -> Refusal | None:

@@ -63,8 +63,8 @@ class Endings:
         assert request.epoch is not None
         self._drop_payload(request)
         request.dispatched = True
-        generation = request.offer.generation if request.offer else None
-        self._state.to_client(request.client_id, Dispatched(request.request_id, request.epoch, generation))
+        dispatched = Dispatched(request.request_id, request.epoch, request.offer_generation)
+        self._state.to_client(request.client_id, dispatched)
 
     def _refused_by_head(self, request: Request, code: ErrorCode, detail: str, now: float) -> None:
         client = self._state.clients.get(request.client_id)

@@ -64,9 +64,8 @@ class FinishedRequests:
 
     def add(self, request: Request, ending: Ending | None, now: float) -> None:
         epoch = request.epoch if request.dispatched else None
-        generation = request.offer.generation if request.offer else None
         self._ended[request.request_id] = Finished(
-            request.request_id, request.client_id, request.seed, epoch, generation, ending, now
+            request.request_id, request.client_id, request.seed, epoch, request.offer_generation, ending, now
         )
         # Only requests that a head reported after a restart come past admission, and so may be too many.
         if len(self._ended) > self._limit:

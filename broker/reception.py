@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from stagewire.broker.clients import ClientRecord
 from stagewire.broker.endings import Endings, cancellation, failure
-from stagewire.broker.events import ForgetPeer, Peer, Send
+from stagewire.broker.events import ForgetPeer, Peer
 from stagewire.broker.state import BrokerState
-from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, HelloRefused
 from stagewire.wire.request import Ending
@@ -24,7 +23,7 @@ class Reception:
         client = self._state.clients.get(message.client_id)
         refusal = self._refusal(peer, message, client)
         if refusal:
-            self._answer(peer, HelloRefused(*refusal))
+            self._state.answer(peer, HelloRefused(*refusal))
             self._state.note("client_refused", client=repr(message.client_id[:64]), code=refusal[0].value)
             return
         client = client or self._state.clients.add(message.client_id, None, now)
@@ -32,7 +31,7 @@ class Reception:
         client.offers(message.offer)
         if client.peer != peer:
             self._move(client, peer)
-        self._answer(peer, BrokerWelcome(self._state.incarnation, self._state.models.all()))
+        self._state.answer(peer, BrokerWelcome(self._state.incarnation, self._state.models.all()))
 
     def _refusal(self, peer: Peer, message: ClientHello, known: ClientRecord | None) -> tuple[ErrorCode, str] | None:
         sender = self._state.clients.by_peer(peer)
@@ -85,6 +84,3 @@ class Reception:
         for pipeline in self._state.pipelines.values():
             pipeline.introduced.discard(client.client_id)
         self._state.note("client_gone", client=client.client_id, reason=reason)
-
-    def _answer(self, peer: Peer, message: Message) -> None:
-        self._state.out.append(Send(peer, message))

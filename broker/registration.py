@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from stagewire.broker.assembly import Assembly
 from stagewire.broker.dispatch import Dispatch
-from stagewire.broker.events import Peer, Send
+from stagewire.broker.events import Peer
 from stagewire.broker.pipeline import Pipeline, PipelineState
 from stagewire.broker.pool import Challenger, StageRecord, defect_of, report_defect_of
 from stagewire.broker.state import BrokerState
-from stagewire.wire.codec import Message
 from stagewire.wire.control import AssemblyReport, Heartbeat, Register, Registered, RegisterRefused, StageBye
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
@@ -71,11 +70,8 @@ class Registration:
         state.to_stage(stage, Registered(state.incarnation, keep))
 
     def _refuse(self, peer: Peer, stage_id: str, code: ErrorCode, detail: str) -> None:
-        self._answer(peer, RegisterRefused(code, detail))
+        self._state.answer(peer, RegisterRefused(code, detail))
         self._state.note("stage_refused", stage=repr(stage_id[:64]), code=code.value, detail=repr(detail))
-
-    def _answer(self, peer: Peer, message: Message) -> None:
-        self._state.out.append(Send(peer, message))
 
     # --- what it serves and what we believe it serves ---
 
@@ -115,11 +111,11 @@ class Registration:
         stage = self._state.pool.get(message.stage_id)
         if stage is None or stage.info.run != message.run:
             if not (stage and stage.challenger and stage.challenger.message.info.run == message.run):
-                self._answer(peer, WhoAreYou())
+                self._state.answer(peer, WhoAreYou())
             return
         stage.heard_at, stage.step_age_s = now, message.step_age_s
         if stage.peer is None:
-            self._answer(peer, WhoAreYou())
+            self._state.answer(peer, WhoAreYou())
         if stage.challenger:
             self._refuse(stage.challenger.peer, message.stage_id, *_in_use(stage.challenger.message))
             stage.challenger = None

@@ -81,6 +81,10 @@ class Request:
         return self.machine.state
 
     @property
+    def offer_generation(self) -> int | None:
+        return self.offer.generation if self.offer else None
+
+    @property
     def session(self) -> tuple[str, str]:
         return self.client_id, self.session_id
 

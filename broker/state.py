@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from stagewire.broker.chain import missing_layers
 from stagewire.broker.clients import Clients
-from stagewire.broker.events import Instruction, Note, Send
+from stagewire.broker.events import Instruction, Note, Peer, Send
 from stagewire.broker.finished import FinishedRequests
 from stagewire.broker.models import KnownModels
 from stagewire.broker.pipeline import Pipeline, PipelineState
@@ -75,6 +75,10 @@ class BrokerState:
         return missing_layers(infos) or "all layers are held; a pipeline is being assembled"
 
     # --- instructions ---
+
+    def answer(self, peer: Peer, message: Message) -> None:
+        """To whoever has just spoken, known or not."""
+        self.out.append(Send(peer, message))
 
     def to_client(self, client_id: str, message: Message) -> None:
         client = self.clients.get(client_id)

@@ -25,7 +25,8 @@ from stagewire.stage.random import uniform
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.sampling import SamplingParams
 
-_PRESELECTED = 1024
+# How many of the most likely tokens are tried, before all are sorted.
+_PRESELECTED = (1024, 8192)
 
 
 class InvalidLogits(StagewireError):
@@ -131,12 +132,12 @@ def _ranked(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.
 
     Sorting the whole vocabulary takes milliseconds, and what is kept is nearly always among the first thousand.
     """
-    count = min(params.top_k or _PRESELECTED, len(weights))
-    if count < len(weights):
-        threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
-        likely = np.flatnonzero(weights >= threshold)
-        if params.top_k or _is_enough(weights, likely, params):
-            return likely[np.argsort(-weights[likely], kind="stable")]
+    for count in (params.top_k,) if params.top_k else _PRESELECTED:
+        if count < len(weights):
+            threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
+            likely = np.flatnonzero(weights >= threshold)
+            if params.top_k or _is_enough(weights, likely, params):
+                return likely[np.argsort(-weights[likely], kind="stable")]
     return np.argsort(-weights, kind="stable")
 
 

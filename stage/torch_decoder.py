@@ -1,9 +1,11 @@
 """A stage's layers in plain PyTorch: the general path on any device, and the oracle of the native one.
 
 A Llama-family decoder: RMSNorm, rotary embedding, grouped-query attention over paged keys and values, SwiGLU.
-Rows are padded to whole tiles of TILE_ROWS, and everything but attention runs tile by tile, so that each operation
-always has the same shape. On CPUs a row's bits then depend on its sequence alone: not on the batch, the chunking
-or the number of threads. Other machines and other torch builds may compute other bits; the fingerprint says so.
+Everything but attention runs on tiles of up to TILE_ROWS rows. Products, whose bits depend on the number of rows, are
+padded to exactly as many; norms, activations and rotations treat each row alike in any company. On CPUs a row's bits
+then depend on its sequence alone: not on the batch, the chunking or the number of threads (1 and 2 were compared).
+That is measured, not promised by torch: `stage.selftest` proves it per process. Other machines and other torch builds
+may compute other bits; the fingerprint says so.
 """
 
 from __future__ import annotations
@@ -80,14 +82,12 @@ class TorchDecoder:
         return self._pool.nbytes // self._pool.shape[1]
 
     @torch.inference_mode()
-    def forward(
-        self, batch: Batch, hidden_states: NDArray[np.float32] | None, num_layers: int | None = None
-    ) -> NDArray[np.float32]:
-        """See `Operators.forward`; `num_layers` (for the self-test) stops after so many of the stage's layers."""
+    def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """See `Operators.forward`."""
         residual = self._input(batch, hidden_states)
         step = self._plan(batch)
-        for index, layer in enumerate(self._weights.layers[:num_layers]):
-            self._run_layer(layer, self._pool[index], residual, step)
+        for layer, pool in zip(self._weights.layers, self._pool, strict=True):
+            self._run_layer(layer, pool, residual, step)
         if self._weights.output is None:
             return residual.cpu().numpy()
         return self._logits(self._weights.output, residual, batch.logit_rows)
