@@ -1,14 +1,15 @@
 """The client SDK: `Client` and `AsyncClient`; it imports no model, no torch, and text support only when it is used."""
 
+from typing import TYPE_CHECKING
+
 from stagewire.client.aio import AsyncClient, AsyncGeneration, AsyncSession
 from stagewire.client.client import Client, Session
 from stagewire.client.generation import Generation
-from stagewire.client.result import Result, Timings, TokenEvent
+from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.errors import (
     ErrorCode,
     ProtocolError,
-    RequestFailed,
     RequestRefused,
     SettingsError,
     StagewireError,
@@ -17,10 +18,14 @@ from stagewire.wire.request import FinishReason, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.status import Status
 
+if TYPE_CHECKING:
+    from stagewire.client.text.template import ChatMessage
+
 __all__ = [
     "AsyncClient",
     "AsyncGeneration",
     "AsyncSession",
+    "ChatMessage",
     "Client",
     "ClientSettings",
     "ErrorCode",
@@ -40,3 +45,12 @@ __all__ = [
     "TokenEvent",
     "Usage",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # Needs the extra `text`, which whoever speaks in token ids does without.
+    if name == "ChatMessage":
+        from stagewire.client.text.template import ChatMessage  # noqa: PLC0415
+
+        return ChatMessage
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

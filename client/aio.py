@@ -4,41 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
 
 from stagewire.client.answer import Answer
 from stagewire.client.client import Client
 from stagewire.client.delivery import Finished, QueueSink, Tokens
-from stagewire.client.loop import ClientLoop
-from stagewire.client.prompt import Message, prompt_of
-from stagewire.client.result import Result, TokenEvent
+from stagewire.client.prompt import Message, Prompt, prompt_of
+from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
-from stagewire.wire.errors import ErrorCode, RequestFailed
-from stagewire.wire.frontend import Generate
+from stagewire.wire.card import ModelCard
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.frontend import Generate, ModelInfo
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.status import Status
+
+if TYPE_CHECKING:
+    from stagewire.client.text.tokenizer import Tokenizer
+
+_Deliveries: TypeAlias = "asyncio.Queue[Tokens | Finished]"
+
+
+class Mailbox:
+    """From the socket thread into one event loop: a step's tokens for a thousand streams wake it once."""
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self.event_loop = event_loop
+        self._waiting: deque[tuple[_Deliveries, Tokens | Finished]] = deque()
+        self._is_called = False
+
+    def sink(self, deliveries: _Deliveries) -> Callable[[Tokens | Finished], None]:
+        """What puts into `deliveries`, from any thread."""
+        return lambda delivery: self._put(deliveries, delivery)
+
+    def _put(self, deliveries: _Deliveries, delivery: Tokens | Finished) -> None:
+        self._waiting.append((deliveries, delivery))
+        if not self._is_called:
+            self._is_called = True
+            # An event loop that is closed has nobody who waits.
+            with suppress(RuntimeError):
+                self.event_loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        # Before the first look: whoever puts after the last one calls again.
+        self._is_called = False
+        with suppress(IndexError):
+            while True:
+                deliveries, delivery = self._waiting.popleft()
+                deliveries.put_nowait(delivery)
 
 
 class AsyncGeneration:
     """`async for` over it gives `TokenEvent`s; see `Generation` for what it raises. Leaving early cancels."""
 
-    def __init__(self, loop: ClientLoop, generate: Generate, transcript: Transcript) -> None:
+    def __init__(self, client: Client, mailbox: Mailbox, generate: Generate, transcript: Transcript) -> None:
         self.request_id = generate.request_id
-        deliveries: asyncio.Queue[Tokens | Finished] = asyncio.Queue()
-        event_loop = asyncio.get_running_loop()
-
-        def put(delivery: Tokens | Finished) -> None:
-            # An event loop that is closed has nobody who waits. It must not hold `self`: being forgotten cancels.
-            with suppress(RuntimeError):
-                event_loop.call_soon_threadsafe(deliveries.put_nowait, delivery)
-
-        self._deliveries = deliveries
-        self._answer = Answer(loop, generate, transcript, QueueSink(put))
-        self._finalizer = weakref.finalize(self, self._answer.cancel, discard=True)
+        self._deliveries: _Deliveries = asyncio.Queue()
+        self._answer = Answer(client, client.loop, generate, transcript, QueueSink(mailbox.sink(self._deliveries)))
+        weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
 
     def __aiter__(self) -> AsyncGeneration:
         return self
@@ -51,12 +80,12 @@ class AsyncGeneration:
             if self._answer.is_over:
                 self._answer.raise_error()
                 raise StopAsyncIteration
-            await self._wait()
+            await self._wait(None)
 
-    async def _wait(self) -> None:
+    async def _wait(self, timeout_s: float | None) -> None:
         """The core gives every request an ending, so this ends; cancelled, it cancels the request."""
         try:
-            self._answer.deliver(await self._deliveries.get())
+            self._answer.deliver(await asyncio.wait_for(self._deliveries.get(), timeout_s))
         except asyncio.CancelledError:
             self._answer.cancel(discard=True)
             raise
@@ -68,19 +97,33 @@ class AsyncGeneration:
             raise RequestFailed("the answer has not ended yet; iterate over it or await wait()", ErrorCode.INTERNAL)
         return self._answer.result
 
-    async def wait(self) -> Result:
-        """Take all tokens that still come and return the result, also a failed one."""
+    async def wait(self, timeout_s: float | None = None) -> Result:
+        """See `Generation.wait`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._answer.is_over:
-            if self._answer.take_next() is None:
-                await self._wait()
+            if self._answer.take_next() is not None:
+                continue
+            try:
+                await self._wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except asyncio.TimeoutError:
+                detail = f"request {self.request_id} has not ended within {timeout_s} s"
+                raise TimeoutError(detail) from None
         return self.result
 
     def cancel(self) -> None:
         """See `Generation.cancel`."""
         self._answer.cancel(discard=False)
 
+    def pause(self) -> None:
+        """See `Generation.pause`."""
+        self._answer.hold(paused=True)
+
+    def resume(self) -> None:
+        """See `Generation.resume`."""
+        self._answer.hold(paused=False)
+
     async def aclose(self) -> None:
-        """Cancel, unless it has ended."""
+        """See `Generation.close`."""
         self._answer.cancel(discard=True)
 
     async def __aenter__(self) -> AsyncGeneration:
@@ -97,14 +140,43 @@ class AsyncClient:
 
     def __init__(self, endpoint: str = "tcp://127.0.0.1:7070", *, settings: ClientSettings | None = None) -> None:
         self._client = Client(endpoint, settings=settings)
+        self._mailbox: Mailbox | None = None
+
+    async def models(self) -> tuple[ModelInfo, ...]:
+        """See `Client.models`."""
+        return await asyncio.to_thread(self._client.models)
 
     async def status(self) -> Status:
         """See `Client.status`."""
         return await asyncio.to_thread(self._client.status)
 
+    async def connect(self) -> None:
+        """See `Client.connect`."""
+        await asyncio.to_thread(self._client.connect)
+
+    async def card(self, model: str | None = None) -> ModelCard:
+        """See `Client.card`."""
+        return await asyncio.to_thread(self._client.card, model)
+
+    async def tokenizer(self, model: str | None = None) -> Tokenizer:
+        """See `Client.tokenizer`."""
+        return await asyncio.to_thread(self._client.tokenizer, model)
+
     def session(self, session_id: str | None = None, model: str | None = None) -> AsyncSession:
         """See `Client.session`."""
-        return AsyncSession(self._client, session_id or secrets.token_hex(8), model)
+        return AsyncSession(self, session_id or secrets.token_hex(8), model)
+
+    async def start(self, prompt: Prompt, session_id: str, model: str | None) -> AsyncGeneration:
+        """See `Client.start`."""
+        if prompt.needs_tokenizer:
+            # Fetching a card and tokenizing may take a while: not in the event loop.
+            request = await asyncio.to_thread(self._client.prepare, prompt, session_id, model)
+        else:
+            request = self._client.prepare(prompt, session_id, model)
+        event_loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.event_loop is not event_loop:
+            self._mailbox = Mailbox(event_loop)
+        return AsyncGeneration(self._client, self._mailbox, *request)
 
     async def close(self) -> None:
         """See `Client.close`."""
@@ -122,7 +194,7 @@ class AsyncClient:
 class AsyncSession:
     """See `Session`."""
 
-    def __init__(self, client: Client, session_id: str, model: str | None) -> None:
+    def __init__(self, client: AsyncClient, session_id: str, model: str | None) -> None:
         self._client, self.session_id, self._model = client, session_id, model
 
     async def generate(
@@ -136,9 +208,18 @@ class AsyncSession:
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        detokenize: bool = False,
     ) -> AsyncGeneration:
         """See `Session.generate`."""
-        prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos)
-        # Fetching a card and tokenizing may take a while: not in the event loop.
-        generate, transcript = await asyncio.to_thread(self._client.prepare, prompt, self.session_id, self._model)
-        return AsyncGeneration(self._client.loop, generate, transcript)
+        prompt = prompt_of(
+            text,
+            messages,
+            prompt_token_ids,
+            sampling,
+            max_tokens,
+            stop,
+            stop_token_ids,
+            ignore_eos,
+            detokenize,
+        )
+        return await self._client.start(prompt, self.session_id, self._model)

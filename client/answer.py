@@ -8,11 +8,11 @@ from dataclasses import replace
 from stagewire.client import events
 from stagewire.client.delivery import Finished, QueueSink, Tokens
 from stagewire.client.loop import ClientLoop
-from stagewire.client.result import Result, TokenEvent
+from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.transcript import Transcript
-from stagewire.wire.errors import ErrorCode
+from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
-from stagewire.wire.request import FinishReason
+from stagewire.wire.request import Ending, FinishReason, Usage
 
 
 class Answer:
@@ -21,7 +21,11 @@ class Answer:
     `take_next` returns an event if one is there; else the caller waits for a delivery and gives it to `deliver`.
     """
 
-    def __init__(self, loop: ClientLoop, generate: Generate, transcript: Transcript, sink: QueueSink) -> None:
+    def __init__(
+        self, owner: object, loop: ClientLoop, generate: Generate, transcript: Transcript, sink: QueueSink
+    ) -> None:
+        # A client that nobody refers to closes, but not under a request that somebody reads.
+        self._owner = owner
         self._loop, self._request_id = loop, generate.request_id
         self._transcript, self._sink = transcript, sink
         self._waiting: deque[TokenEvent] = deque()
@@ -41,20 +45,24 @@ class Answer:
         if isinstance(delivery, Finished):
             self._finish(delivery)
             return
-        for index, token_id in enumerate(delivery.token_ids):
-            self._waiting.append(
-                self._transcript.take(token_id, delivery.logprobs[index] if delivery.logprobs else None)
-            )
+        logprobs = delivery.logprobs or (None,) * len(delivery.token_ids)
+        for token_id, logprob in zip(delivery.token_ids, logprobs, strict=True):
+            try:
+                self._waiting.append(self._transcript.take(token_id, logprob))
+            except RequestRefused as error:
+                self._end_here(FinishReason.FAILED, ErrorCode.PROTOCOL_ERROR, error.detail)
+                return
             if self._transcript.stop_reason is not None:
-                self._stop()
+                self._end_here(FinishReason.STOP)
                 return
 
-    def _stop(self) -> None:
-        """A stop string ends the answer here; what the pipeline still computes of it nobody wants."""
+    def _end_here(self, reason: FinishReason, code: ErrorCode | None = None, detail: str = "") -> None:
+        """The caller's side ends the answer; what the pipeline still computes of it nobody wants."""
         self._loop.post(events.CancelRequest(self._request_id, discard=True))
         self._sink.stopwatch.end()
         self._transcript.flush()
-        self.result = self._transcript.result(None, self._sink.stopwatch.timings(()))
+        ending = Ending(reason, self._transcript.num_tokens, Usage(0, 0), (), code, detail)
+        self.result = self._transcript.result(ending, self._sink.stopwatch.timings(()))
 
     def _finish(self, finished: Finished) -> None:
         finished = self._explained(finished)
@@ -74,7 +82,8 @@ class Answer:
     def _explained(self, finished: Finished) -> Finished:
         """A cancel that nobody here asked for is the broker's, which had given this client up: not a plain end."""
         ending = finished.ending
-        if self._is_cancelled or ending.finish_reason is not FinishReason.CANCELLED or ending.detail:
+        is_ours = self._is_cancelled or self._loop.is_closing
+        if is_ours or ending.finish_reason is not FinishReason.CANCELLED:
             return finished
         code, detail = ErrorCode.CLIENT_GONE, "the broker had not heard of this client for long and ended its requests"
         failed = replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
@@ -94,14 +103,22 @@ class Answer:
 
     def raise_error(self) -> None:
         """Raise what the result says, if it says so."""
-        if self.result is not None and self.result.error is not None:
-            raise self.result.error
+        error = self.result.error if self.result is not None else None
+        if isinstance(error, RequestFailed):
+            error.result = self.result
+        if error is not None:
+            raise error
 
     def cancel(self, discard: bool) -> None:
-        """Ask for an end; the ending still comes unless nobody waits for it (`discard`)."""
-        self._is_cancelled = True
-        if self.result is None:
-            self._loop.post(events.CancelRequest(self._request_id, discard))
+        """Ask for an end, which still comes; or (`discard`) end at once with what was taken so far."""
+        if self.result is not None:
+            return
+        if discard:
+            self._waiting.clear()
+            self._end_here(FinishReason.CANCELLED)
+        else:
+            self._is_cancelled = True
+            self._loop.post(events.CancelRequest(self._request_id, discard=False))
 
     def hold(self, paused: bool) -> None:
         """Pause the request, or let it go on."""

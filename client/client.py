@@ -85,22 +85,25 @@ class Client:
         """
         return self._card(self._model(model).card_digest)
 
+    def tokenizer(self, model: str | None = None) -> Tokenizer:
+        """The model's tokenizer; needs the extra `text`.
+
+        Raises:
+            RequestRefused: as `card`; INVALID_REQUEST, the extra is not installed.
+            StagewireError: as `card`; UNSUPPORTED_TOKENIZER.
+        """
+        return self._tokenizer(self._model(model).card_digest)
+
     def _card(self, digest: str) -> ModelCard:
         if digest not in self._card_of:
             self._card_of[digest] = self._cards.get(digest) or self._fetch_card(digest)
         return self._card_of[digest]
 
-    def tokenizer(self, model: str | None = None) -> Tokenizer:
-        """The model's tokenizer; needs the extra `text`.
-
-        Raises:
-            StagewireError: as `card`; UNSUPPORTED_TOKENIZER.
-        """
-        return self._tokenizer(self._model(model).card_digest)
-
     def _tokenizer(self, digest: str) -> Tokenizer:
-        from stagewire.client.text.tokenizer import Tokenizer  # noqa: PLC0415  needs the extra `text`
-
+        try:
+            from stagewire.client.text.tokenizer import Tokenizer  # noqa: PLC0415
+        except ImportError as error:
+            raise RequestRefused("text needs an extra: pip install 'stagewire[text]'") from error
         if digest not in self._tokenizers:
             self._tokenizers[digest] = Tokenizer(self._card(digest))
         return self._tokenizers[digest]
@@ -140,15 +143,16 @@ class Client:
 
     def start(self, prompt: Prompt, session_id: str, model: str | None) -> Generation:
         """Send a request. `Session.generate` is the pleasant way to call this."""
-        return Generation(self.loop, *self.prepare(prompt, session_id, model))
+        return Generation(self, self.loop, *self.prepare(prompt, session_id, model))
 
     def prepare(self, prompt: Prompt, session_id: str, model: str | None) -> tuple[Generate, Transcript]:
         """The request to send, and the empty answer to it."""
-        tokenizer = card = None
+        card, tokenizer = None, None
         if prompt.needs_tokenizer:
-            # Once: the request must go to the very model whose tokenizer has read it.
             info = self._model(model)
-            model, card, tokenizer = info.name, self._card(info.card_digest), self._tokenizer(info.card_digest)
+            # The text belongs to this model from now on, whatever else is served.
+            model = info.name
+            tokenizer, card = self._tokenizer(info.card_digest), self._card(info.card_digest)
         token_ids = prompt.token_ids(card, tokenizer)
         return prompt.request(session_id, model, token_ids), prompt.transcript(len(token_ids), tokenizer)
 
@@ -184,6 +188,7 @@ class Session:
         stop: str | Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
+        detokenize: bool = False,
     ) -> Generation:
         """Start an answer and return at once; iterate over it for tokens.
 
@@ -192,16 +197,18 @@ class Session:
         Args:
             text: a prompt.
             messages: `ChatMessage`s, or mappings with `role` and `content`.
-            prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` needs one.
+            prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
             sampling: see `SamplingParams`.
             max_tokens: at most so many; None goes on to the context's end; 0 only computes the prompt.
             stop: strings that end the answer; their text is not returned.
             stop_token_ids: tokens that end it, beside the model's own end tokens.
             ignore_eos: do not stop at the model's end tokens.
+            detokenize: give text also where the prompt comes in tokens.
 
         Raises:
             RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
             StagewireError: no broker answers, where the tokenizer has to be fetched first.
         """
-        prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos)
+        prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos,
+                           detokenize)  # fmt: skip
         return self._client.start(prompt, self.session_id, self._model)

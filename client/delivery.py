@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from stagewire.client.events import Milestone
 from stagewire.client.stopwatch import Stopwatch
@@ -28,6 +29,19 @@ class Finished:
 
     ending: Ending
     refused: bool
+
+
+class Sink(Protocol):
+    """Who is told what happens to a request; called in the socket thread, so it must be quick."""
+
+    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """The next tokens."""
+
+    def on_milestone(self, milestone: Milestone) -> None:
+        """Accepted, or dispatched to a pipeline."""
+
+    def on_ending(self, ending: Ending, refused: bool) -> None:
+        """The one ending; nothing comes after it."""
 
 
 class QueueSink:

@@ -10,9 +10,9 @@ from types import TracebackType
 from stagewire.client.answer import Answer
 from stagewire.client.delivery import Finished, QueueSink, Tokens
 from stagewire.client.loop import ClientLoop
-from stagewire.client.result import Result, TokenEvent
+from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.transcript import Transcript
-from stagewire.wire.errors import ErrorCode, RequestFailed
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
 
 _LOOK_S = 0.5
@@ -22,15 +22,16 @@ class Generation:
     """Iterate over it for `TokenEvent`s; then `result` is there. Leaving early cancels the request.
 
     Iteration raises `RequestRefused` if the request was not accepted, and `RequestFailed` if it could not be finished;
-    then, too, `result` holds what came before.
+    then, too, `result` (also the error's) holds what came before.
     """
 
-    def __init__(self, loop: ClientLoop, generate: Generate, transcript: Transcript) -> None:
+    def __init__(self, owner: object, loop: ClientLoop, generate: Generate, transcript: Transcript) -> None:
         self.request_id = generate.request_id
         deliveries: queue.SimpleQueue[Tokens | Finished] = queue.SimpleQueue()
         self._deliveries = deliveries
-        self._answer = Answer(loop, generate, transcript, QueueSink(deliveries.put))
-        self._finalizer = weakref.finalize(self, self._answer.cancel, discard=True)
+        self._answer = Answer(owner, loop, generate, transcript, QueueSink(deliveries.put))
+        # Not this object's method: the finalizer must not keep alive what it waits for.
+        weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
 
     def __iter__(self) -> Generation:
         return self
@@ -95,7 +96,7 @@ class Generation:
         self._answer.hold(paused=False)
 
     def close(self) -> None:
-        """Cancel, unless it has ended; nothing more is delivered."""
+        """Cancel, unless it has ended; `result` then holds what has come so far, as `cancelled`."""
         self._answer.cancel(discard=True)
 
     def __enter__(self) -> Generation:

@@ -14,22 +14,20 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
-from typing import Protocol
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stagewire.client import events
 from stagewire.client.core import ClientCore
-from stagewire.client.return_sockets import ReturnSockets, try_send
+from stagewire.client.delivery import Sink
+from stagewire.client.return_sockets import MAX_MESSAGE_BYTES, NOTICE_DEAD_PEERS, ReturnSockets, try_send
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.codec import Message, decode, encode
-from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, StagewireError
+from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
 from stagewire.wire.frontend import Generate
-from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.outbox import Outbox
 from stagewire.wire.request import Ending, FinishReason, Usage
-from stagewire.wire.returns import TokenLogprobs
 
 log = logging.getLogger("stagewire.client")
 
@@ -40,22 +38,8 @@ _HIGH_WATER_MARK = 1000
 _CLOSE_S = 2.0
 _MAX_POSTED = 100_000
 _CLOSED = "this client is closed"
-_CLOSED_ENDING = Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED)
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 Socket = zmq.Socket[bytes]
-
-
-class Sink(Protocol):
-    """Who is told what happens to a request; called in the socket thread, so it must be quick."""
-
-    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """The next tokens."""
-
-    def on_milestone(self, milestone: events.Milestone) -> None:
-        """Accepted, or dispatched to a pipeline."""
-
-    def on_ending(self, ending: Ending, refused: bool) -> None:
-        """The one ending; nothing comes after it."""
 
 
 class ClientLoop:
@@ -68,17 +52,23 @@ class ClientLoop:
         self._sinks: dict[str, Sink] = {}
         self._answers: dict[int, Future[Message]] = {}
         self._tickets = count(1)
-        self._last_words = _CLOSED_ENDING
         # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
         self._lock = threading.RLock()
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_awake = False
-        self._is_closing = False
+        self.is_closing = False
+        self._has_broker = False
+        self._num_dropped = 0
+        self._last_words = Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8192)
-        self._open()
+        try:
+            self._open()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise SettingsError(f"endpoint={settings.endpoint}: cannot connect: {error.strerror}") from error
         self._thread = threading.Thread(target=self._run, name="stagewire-client", daemon=True)
         self._thread.start()
 
@@ -88,7 +78,7 @@ class ClientLoop:
         """Start a request.
 
         Raises:
-            StagewireError: UNREACHABLE, the client is closed.
+            StagewireError: UNREACHABLE, the client is closed; CLIENT_LIMIT, too much waits for its thread.
             RequestRefused: INVALID_REQUEST, the request cannot be put into a message; nothing was sent.
         """
         try:
@@ -114,24 +104,28 @@ class ClientLoop:
     def post(self, event: events.Event) -> None:
         """Hand an event to the socket thread; after `close` it is of no consequence."""
         with self._lock:
-            if self._is_closing or len(self._posted) >= _MAX_POSTED:
+            if self.is_closing:
                 return
             self._posted.append(event)
-            self._wake()
+            # What callers have taken is read soon enough by itself: no wake-up for each token.
+            if not isinstance(event, events.Consumed) or event.ended:
+                self._wake()
 
     def close(self) -> None:
         """Cancel what runs, say goodbye, end the thread; takes two seconds at most."""
         with self._lock:
-            if not self._is_closing:
+            if not self.is_closing:
                 self._posted.append(events.Close())
-                self._is_closing = True
+                self.is_closing = True
                 self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_S)
 
     def _check_open(self) -> None:
-        if self._is_closing:
+        if self.is_closing:
             raise StagewireError(_CLOSED, ErrorCode.UNREACHABLE)
+        if len(self._posted) >= _MAX_POSTED:
+            raise StagewireError(f"{_MAX_POSTED} events wait for the client's thread", ErrorCode.CLIENT_LIMIT)
 
     def _wake(self) -> None:
         if not self._is_awake:
@@ -146,6 +140,11 @@ class ClientLoop:
         self._broker = self._context.socket(zmq.DEALER)
         for option, value in (
             (zmq.LINGER, 200),
+            (zmq.IMMEDIATE, 1),  # what one broker was to get must not reach the next
+            (zmq.IPV6, int("[" in self._settings.endpoint)),
+            (zmq.HANDSHAKE_IVL, 2000),
+            *NOTICE_DEAD_PEERS,
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
             (zmq.SNDHWM, _HIGH_WATER_MARK),
             (zmq.RCVHWM, _HIGH_WATER_MARK),
             (zmq.RECONNECT_IVL, 50),
@@ -167,7 +166,7 @@ class ClientLoop:
             self._flush(time.monotonic())
         except Exception as error:
             log.exception("event=client_thread_failed")
-            detail = f"the client's thread failed: {error!r}"[:MAX_DETAIL_CHARS]
+            detail = f"the client's thread failed: {error!r}"
             self._last_words = Ending(FinishReason.FAILED, None, Usage(0, 0), (), ErrorCode.INTERNAL, detail)
         finally:
             self._shut()
@@ -198,8 +197,9 @@ class ClientLoop:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            is_up = recv_monitor_message(self._monitor)["event"] == _CONNECTED
-            self._handle(events.BrokerConnected() if is_up else events.BrokerDisconnected())
+            self._has_broker = recv_monitor_message(self._monitor)["event"] == _CONNECTED
+            self._outbox.clear()
+            self._handle(events.BrokerConnected() if self._has_broker else events.BrokerDisconnected())
 
     def _read_broker(self) -> None:
         for _ in range(_MAX_RECEIVES):
@@ -225,8 +225,7 @@ class ClientLoop:
     def _do(self, instruction: events.Instruction) -> events.Event | None:
         match instruction:
             case events.SendBroker(message):
-                if self._outbox.put(encode(message), time.monotonic()):
-                    self._outbox.flush(lambda frames: try_send(self._broker, frames), time.monotonic())
+                self._send_broker(message)
             case events.BindOffer(generation):
                 return self._pairs.bind(generation)
             case events.CloseSocket(generation):
@@ -240,6 +239,14 @@ class ClientLoop:
             case _:
                 self._deliver(instruction)
         return None
+
+    def _send_broker(self, message: Message) -> None:
+        """Losing it is no harm: whatever matters is repeated by a timer, and after every welcome."""
+        now = time.monotonic()
+        if self._has_broker and not self._outbox.put(encode(message), now):
+            self._num_dropped += 1
+            log.warning("event=outbox_full dropped=%s message=%s", self._num_dropped, type(message).__name__)
+        self._outbox.flush(lambda frames: try_send(self._broker, frames), now)
 
     def _deliver(self, instruction: events.DeliverTokens | events.DeliverMilestone | events.DeliverEnding) -> None:
         sink = self._sinks.get(instruction.request_id)
@@ -272,7 +279,7 @@ class ClientLoop:
     def _shut(self) -> None:
         """Whatever ended the thread: nobody is left waiting, and no socket stays."""
         with self._lock:
-            self._is_closing = True
+            self.is_closing = True
             sinks, self._sinks = [*self._sinks.values()], {}
             answers, self._answers = [*self._answers.values()], {}
         for sink in sinks:

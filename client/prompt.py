@@ -35,6 +35,7 @@ class Prompt:
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    detokenize: bool
 
     def __post_init__(self) -> None:
         given = [self.text, self.messages, self.prompt_token_ids]
@@ -49,7 +50,7 @@ class Prompt:
     @property
     def needs_tokenizer(self) -> bool:
         """Text goes in, or must be looked at."""
-        return self.prompt_token_ids is None or bool(self.stop)
+        return self.prompt_token_ids is None or bool(self.stop) or self.detokenize
 
     def token_ids(self, card: ModelCard | None, tokenizer: Tokenizer | None) -> list[int]:
         """The prompt in tokens.
@@ -104,6 +105,7 @@ def prompt_of(
     stop: str | Sequence[str],
     stop_token_ids: Sequence[int],
     ignore_eos: bool,
+    detokenize: bool,
 ) -> Prompt:
     """The arguments of `generate` with their defaults filled in.
 
@@ -122,6 +124,7 @@ def prompt_of(
         stop=stops,
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=ignore_eos,
+        detokenize=detokenize,
     )
 
 

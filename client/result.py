@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagewire.wire import errors
 from stagewire.wire.errors import StagewireError
 from stagewire.wire.request import FinishReason, StageTiming, Usage
 
@@ -52,3 +53,9 @@ class Result:
     usage: Usage
     timings: Timings
     error: StagewireError | None = None
+
+
+class RequestFailed(errors.RequestFailed):
+    """An accepted request ended without finishing; `result` holds what came before."""
+
+    result: Result | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -24,12 +24,46 @@ from stagewire.wire.outbox import Outbox
 from stagewire.wire.request import ReturnOffer
 
 Socket = zmq.Socket[bytes]
-_HEARTBEAT_MS = 500
+NOTICE_DEAD_PEERS = (
+    (zmq.TCP_KEEPALIVE, 1),
+    (zmq.TCP_KEEPALIVE_IDLE, 2),
+    (zmq.TCP_KEEPALIVE_INTVL, 1),
+    (zmq.TCP_KEEPALIVE_CNT, 2),
+    (zmq.TCP_MAXRT, 4000),
+)
+"""The kernel's means, and not ZMTP heartbeats: where those are on, libzmq 4.3.5 aborts the process when a peer
+leaves while it is not being read, as a second peer never is (`!_io_error` in stream_engine_base.cpp)."""
 _HIGH_WATER_MARK = 1000
 _OUTBOX_LIMIT = 4096
 _MAX_RECEIVES = 64
-_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+@dataclass(slots=True)
+class Connections:
+    """Which of a PAIR's connections is its one peer, by what its monitor tells.
+
+    The first that shakes hands is; a later one is ignored by libzmq, and so is its end here. `peer` is its file
+    descriptor; None where several were shaking hands at once, and then any of them may have been it.
+    """
+
+    waiting: list[int] = field(default_factory=list)
+    is_connected: bool = False
+    peer: int | None = None
+    is_over: bool = False
+
+    def take(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_ACCEPTED:
+            self.waiting.append(descriptor)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and not self.is_connected:
+            self.is_connected = True
+            self.peer = self.waiting[0] if len(self.waiting) == 1 else None
+        elif event == zmq.EVENT_DISCONNECTED:
+            if descriptor in self.waiting:
+                self.waiting.remove(descriptor)
+            # A socket on which a handshake failed may be spoiled as well: the next peer might be dead on arrival.
+            self.is_over |= not self.is_connected or self.peer in (None, descriptor)
 
 
 @dataclass(slots=True)
@@ -37,6 +71,7 @@ class _Bound:
     socket: Socket
     monitor: Socket
     outbox: Outbox
+    connections: Connections = field(default_factory=Connections)
 
 
 class ReturnSockets:
@@ -55,11 +90,10 @@ class ReturnSockets:
                 (zmq.LINGER, 0),
                 (zmq.IPV6, int(":" in self._host)),
                 (zmq.HANDSHAKE_IVL, 2000),
-                (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
-                (zmq.HEARTBEAT_TIMEOUT, 4 * _HEARTBEAT_MS),
+                *NOTICE_DEAD_PEERS,
                 (zmq.SNDHWM, _HIGH_WATER_MARK),
                 (zmq.RCVHWM, _HIGH_WATER_MARK),
-                (zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES),
+                (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
             ):
                 socket.set(option, value)
             socket.bind(f"tcp://{self._host}:*")
@@ -113,13 +147,15 @@ class ReturnSockets:
         for generation, bound in [*self._bound.items()]:
             if bound.monitor not in ready and bound.socket not in ready:
                 continue
+            connections = bound.connections
+            was_connected = connections.is_connected
             # Also when only the socket is ready: its connection was reported before its first message.
-            happened = _monitored(bound.monitor)
-            if happened & zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            _watch(bound.monitor, connections)
+            if connections.is_connected and not was_connected:
                 yield LinkConnected(generation)
-            if bound.socket in ready or happened & zmq.EVENT_DISCONNECTED:
+            if bound.socket in ready or connections.is_over:
                 yield from self._read(generation, bound)
-            if happened & zmq.EVENT_DISCONNECTED and generation in self._bound:
+            if connections.is_over and generation in self._bound:
                 self.close(generation)
                 yield LinkDisconnected(generation)
 
@@ -137,12 +173,11 @@ class ReturnSockets:
                 yield LinkFaulty(generation, error.detail)
 
 
-def _monitored(monitor: Socket) -> int:
-    """All events that wait at a monitor, as one set of bits."""
-    events = 0
+def _watch(monitor: Socket, connections: Connections) -> None:
+    """Take all events that wait at a monitor."""
     while monitor.poll(0):
-        events |= int(recv_monitor_message(monitor)["event"])
-    return events
+        message = recv_monitor_message(monitor)
+        connections.take(int(message["event"]), int(message["value"]))
 
 
 def try_send(socket: Socket, frames: list[Frame]) -> bool:

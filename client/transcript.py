@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stagewire.client.result import Result, Timings, TokenEvent
-from stagewire.wire.errors import ErrorCode, RequestFailed, RequestRefused, StagewireError
+from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.request import Ending, FinishReason, Usage
 from stagewire.wire.returns import TokenLogprobs
 
@@ -53,11 +53,11 @@ class Transcript:
         self._texts.append(text)
         return text
 
-    def result(self, ending: Ending | None, timings: Timings, refused: bool = False) -> Result:
-        """The result; `ending` is None where a stop string ended the answer before the ending came."""
-        usage = Usage(self._num_prompt_tokens, self.num_tokens, ending.usage.cached_tokens if ending else 0)
-        reason = FinishReason.STOP if self.stop_reason or ending is None else ending.finish_reason
-        error = _error(ending, refused) if ending and reason is FinishReason.FAILED else None
+    def result(self, ending: Ending, timings: Timings, refused: bool = False) -> Result:
+        """The result, whose usage counts the tokens that are kept."""
+        usage = Usage(self._num_prompt_tokens, self.num_tokens, ending.usage.cached_tokens)
+        reason = ending.finish_reason
+        error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
         return Result(text, token_ids, reason, self.stop_reason, usage, timings, error)
 

@@ -307,9 +307,9 @@ def test_no_tokens_wanted_computes_the_prompt_and_ends(client: Client) -> None:
 def test_an_unknown_model_and_a_taken_identity_are_refused(cluster: LocalCluster) -> None:
     """The second client of one name gets an error, the first goes on."""
     settings = ClientSettings(endpoint=cluster.endpoint, client_id="the-one")
-    with Client(settings=settings) as first, Client(settings=settings) as second:
+    with Client(settings=settings) as first:
         first.connect()
-        with pytest.raises(StagewireError) as taken:
+        with Client(settings=settings) as second, pytest.raises(StagewireError) as taken:
             second.connect()
         assert taken.value.code is ErrorCode.IDENTITY_IN_USE
         assert len(tokens(first, PROMPT, max_tokens=2)) == 2

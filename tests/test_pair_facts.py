@@ -6,6 +6,8 @@ then the two ends as they are: `ReturnSockets` of the client and `PairSockets` o
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -80,9 +82,9 @@ def test_fact_messages_for_a_peer_that_dies_are_lost_without_an_error(context: C
     client.connect(endpoint)
     client.send(b"hello")
     assert server.recv() == b"hello"
-    client.close()
     for _ in range(3):
         server.send(b"lost", flags=zmq.NOBLOCK)
+    client.close()
     time.sleep(0.2)
     follower = pair(context)
     follower.connect(endpoint)
@@ -181,6 +183,41 @@ def test_an_endpoint_that_is_none_does_no_harm(tail: Tail) -> None:
     tail.dial("nonsense")
     assert tail.wait(0.1) is None
     assert len(tail.sockets) == 1
+
+
+def test_a_client_that_leaves_with_its_messages_unread_does_not_take_the_tail_along() -> None:
+    """In a process of its own: what this is about would abort it, without an exception to catch."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LEAVE_UNREAD], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "survived\n"), done.stderr
+
+
+_LEAVE_UNREAD = """
+import time, zmq
+from stagewire.stage.pair_sockets import PairSockets
+from stagewire.stage.return_link import Dial
+from stagewire.wire.codec import encode
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.returns import ReturnAction, ReturnControl, TailHello
+context, poller = zmq.Context(), zmq.Poller()
+tail = PairSockets(zmq.Context(), poller, None)
+client = context.socket(zmq.PAIR)
+client.set(zmq.SNDHWM, 0)
+client.bind("tcp://127.0.0.1:*")
+endpoint = client.get_string(zmq.LAST_ENDPOINT)
+tail.dial(Dial("c", 1, endpoint, TailHello(Epoch(1, 1), "c", 1, b"o", b"t")), time.monotonic())
+time.sleep(0.3)
+tail.flush(time.monotonic())
+client.recv_multipart()
+for number in range(4000):
+    client.send_multipart(encode(ReturnControl(f"r{number}", ReturnAction.CANCEL)))
+time.sleep(0.5)  # the tail is in a long step and does not read
+client.close(linger=0)
+time.sleep(2.5)
+print("survived", flush=True)
+tail.close_all()
+"""
 
 
 # --- the client's end ---
