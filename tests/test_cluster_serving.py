@@ -319,6 +319,7 @@ def test_an_unknown_model_and_a_taken_identity_are_refused(cluster: LocalCluster
         assert unknown.value.code is ErrorCode.UNKNOWN_MODEL
 
 
+@pytest.mark.slow
 def test_a_killed_and_a_frozen_stage_fail_within_five_seconds_and_come_back() -> None:
     """SIGKILL and SIGSTOP, in mid-stream; a typed ending, then the same tokens again after the restart."""
     with LocalCluster(stages=2, limits=LIMITS) as running, running.client() as client:
@@ -337,6 +338,7 @@ def test_a_killed_and_a_frozen_stage_fail_within_five_seconds_and_come_back() ->
             assert tokens(client, PROMPT, max_tokens=8) == whole
 
 
+@pytest.mark.slow
 def test_a_restarted_broker_interrupts_no_stream() -> None:
     """Tokens go on while it is away; it adopts the pipeline and serves new requests."""
     with LocalCluster(stages=2, limits=LIMITS) as running, running.client() as client:
