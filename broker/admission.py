@@ -10,10 +10,9 @@ from stagewire.broker.models import KnownModels
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ModelInfo
-from stagewire.wire.limits import MAX_PROMPT_TOKENS
+from stagewire.wire.limits import MAX_NAME_CHARS, MAX_PROMPT_TOKENS
 
 MAX_REQUEST_ID_CHARS = 64
-MAX_NAME_CHARS = 256
 
 
 class Refusal(NamedTuple):

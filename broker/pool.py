@@ -10,8 +10,8 @@ from stagewire.broker.settings import is_loopback
 from stagewire.wire.control import AssemblyReport, Register, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.limits import MAX_NAME_CHARS
 
-_MAX_NAME_CHARS = 256
 _MAX_INCARNATION = 1 << 63
 _MAX_STAGES = 4096
 
@@ -103,8 +103,8 @@ def defect_of(info: StageInfo) -> tuple[ErrorCode, str] | None:
         if not 1 <= getattr(info, name) <= _MAX_SIZE:
             return ErrorCode.INVALID_SETTING, f"{name}={getattr(info, name)}: must be between 1 and {_MAX_SIZE}"
     for name in ("stage_id", "model_name", "model_digest"):
-        if not 1 <= len(getattr(info, name)) <= _MAX_NAME_CHARS:
-            return ErrorCode.INVALID_SETTING, f"{name} must have 1 to {_MAX_NAME_CHARS} characters"
+        if not 1 <= len(getattr(info, name)) <= MAX_NAME_CHARS:
+            return ErrorCode.INVALID_SETTING, f"{name} must have 1 to {MAX_NAME_CHARS} characters"
     if not is_loopback(info.data_endpoint):
         detail = f"data_endpoint={info.data_endpoint:.80}: must be tcp://127.0.0.1:PORT"
         return ErrorCode.INVALID_SETTING, detail

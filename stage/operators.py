@@ -100,10 +100,6 @@ class Operators(Protocol):
         """Blocks in the KV pool."""
 
     @property
-    def block_bytes(self) -> int:
-        """Memory that one KV block takes, for all layers of this stage."""
-
-    @property
     def file_bytes(self) -> int:
         """Bytes of this stage's own tensors in the model file."""
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stagewire.wire.request import Ending
-from stagewire.wire.returns import Acknowledgement, ReturnItem, TokenLogprobs
-
-RETURN_WINDOW = 256
-"""Unacknowledged tokens at which a request pauses; it goes on at half of them."""
+from stagewire.wire.returns import RETURN_WINDOW, Acknowledgement, ReturnItem, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -54,7 +51,10 @@ class ReturnStream:
         return ReturnItem(self.request_id, self.num_acknowledged, tuple(self.token_ids), logprobs, self.ending)
 
     def turn(self) -> bool | None:
-        """Whether the head must be told to pause (True) or go on (False); None when it knows already."""
+        """Whether the head must be told to pause (True) or go on (False); None when it knows already.
+
+        A full window pauses the request, and half of one lets it go on.
+        """
         threshold = RETURN_WINDOW // 2 if self.is_told_paused else RETURN_WINDOW
         wanted = self.is_held_by_client or len(self.token_ids) >= threshold
         if self.ending is not None or wanted == self.is_told_paused:

@@ -77,10 +77,6 @@ class TorchDecoder:
     def num_blocks(self) -> int:
         return self._pool.shape[1]
 
-    @property
-    def block_bytes(self) -> int:
-        return self._pool.nbytes // self._pool.shape[1]
-
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """See `Operators.forward`."""

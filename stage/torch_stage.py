@@ -42,10 +42,6 @@ class TorchOperators:
         return self._decoder.num_blocks
 
     @property
-    def block_bytes(self) -> int:
-        return self._decoder.block_bytes
-
-    @property
     def file_bytes(self) -> int:
         return self._file_bytes
 

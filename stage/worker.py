@@ -100,6 +100,8 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         operators.fingerprint,
         operators.is_row_exact,
     )
+    if not operators.is_row_exact:
+        log.warning("event=not_row_exact detail='tokens may depend on what else is in a batch on this machine'")
     return LoadedStage(config, name, digest, layer_end, operators, *_card_parts(card))
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +113,33 @@ def test_up_names_the_stage_that_dies_while_loading_and_ends(tmp_path: Path) -> 
     assert done.returncode != 0
     assert "stage-1 ended" in done.stderr
     assert "nonsense" in done.stderr
+
+
+@pytest.mark.slow
+def test_up_mends_itself_when_a_stage_and_the_broker_die_together() -> None:
+    """A stage cannot get ready without the broker: `up` must not wait for the one before it starts the other."""
+    process = subprocess.Popen(
+        [*STAGEWIRE, "up", "--frontend-port", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        match = re.search(r"tcp://127\.0\.0\.1:\d+", process.stdout.readline())
+        assert match
+        children = descendants(process)
+        stage = next(c for c in children if "stage" in c.cmdline())
+        broker = next(c for c in children if "broker" in c.cmdline())
+        stage.kill()
+        time.sleep(1.0)
+        broker.kill()
+        deadline = time.monotonic() + 60
+        while stagewire("generate", "hi", "--endpoint", match[0], "--max-tokens", "2").returncode != 0:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait(5)
 
 
 def test_a_killed_up_leaves_no_process() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagewire.wire.card import MAX_CARD_BYTES, ModelCard, ModelConfig, TokenizerData, card_digest
+from stagewire.wire.card import ModelCard, ModelConfig, TokenizerData, card_digest
 from stagewire.wire.errors import ProtocolError
+from stagewire.wire.limits import MAX_CARD_BYTES
 
 CONFIG = ModelConfig(
     architecture="llama",

@@ -20,7 +20,6 @@ class ToyOperators:
 
     fingerprint = "toy"
     is_row_exact = True
-    block_bytes = BLOCK_SIZE * 8
     file_bytes = 0
     weight_bytes = 0
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 import msgpack
 
 from stagewire.wire.errors import ProtocolError
+from stagewire.wire.limits import MAX_CARD_BYTES, MAX_NAME_CHARS
 
 CARD_VERSION = 1
-MAX_CARD_BYTES = 16 * 1024 * 1024
-MAX_NAME_CHARS = 256
 _MAX_LAYERS = 4096
 _MAX_DIMENSION = 1 << 24
 _MAX_CONTEXT = 1 << 28

@@ -138,7 +138,7 @@ def encode_ring(envelope: Envelope, value: Message) -> list[Frame]:
 
 
 def decode_envelope(frames: Frames) -> Envelope:
-    """Only the envelope, so that another epoch's message can be dropped unread.
+    """Only the envelope; what follows it is not looked at.
 
     Raises:
         ProtocolError: the first frame is no envelope.
