@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     from stagewire.model.catalogue import DEFAULT_MODEL
+    from stagewire.stage.settings import PRECISIONS
 
     parser.add_argument(
         "--model", default=DEFAULT_MODEL,
@@ -33,7 +34,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--threads", type=_numbers, metavar="T", help="CPU threads of each stage; or one each, as in 4,2"
     )
     parser.add_argument("--device", type=_names, metavar="D", help="cpu, or cuda:0; or one each, as in cuda:0,cpu")
-    parser.add_argument("--precision", metavar="P", help="of weights and products (default: bf16)")
+    parser.add_argument("--precision", metavar="P", choices=PRECISIONS, help="of weights: %(choices)s (default: auto)")
     parser.add_argument(
         "--wire-condition", action="append", type=_condition, default=[], metavar="LINK=CONDITION",
         help="simulate a network on the links hop, hop.0 (out of stage 0), feed or return, as in "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 
 if TYPE_CHECKING:
+    from stagewire.wire.control import StageInfo
     from stagewire.wire.status import PipelineStatus, StageStatus, Status
 
 EXAMPLES = """\
@@ -56,6 +57,11 @@ def _stage_line(stage: StageStatus) -> str:
     step = "" if stage.step_age_s is None else f", in a step for {stage.step_age_s:.1f} s"
     return (
         f"  {info.stage_id}: {info.model_name} layers {info.layer_start}:{info.layer_end} of {info.num_layers}, "
-        f"{info.weight_bytes / 1e6:.0f} MB {info.precision} on {info.device}, {info.threads} threads, "
+        f"{info.weight_bytes / 1e6:.0f} MB {info.precision} by {_kernel(info)} on {info.device}, {info.threads} threads, "
         f"KV for {info.num_blocks * info.block_size} tokens, heard {stage.silent_s:.1f} s ago{step}"
     )
+
+
+def _kernel(info: StageInfo) -> str:
+    name = "PyTorch" if info.kernel == "torch" else f"{info.kernel} kernels"
+    return name if info.is_row_exact else f"{name} (not exact: tokens may depend on the batch)"

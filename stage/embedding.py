@@ -25,3 +25,9 @@ class EmbeddingTable:
         """Writes the embedding of each token id to the row of `out` [T, D] with the same index."""
         stored = self._rows[token_ids]
         out[:] = dequantize_bytes(stored.reshape(-1), self._type.name).reshape(out.shape)
+
+    def rows(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The embeddings of these tokens as a new array: float32 [T, D]."""
+        stored = self._rows[token_ids]
+        decoded = dequantize_bytes(stored.reshape(-1), self._type.name).reshape(len(token_ids), -1)
+        return np.array(decoded, np.float32)

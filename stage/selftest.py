@@ -11,7 +11,6 @@ on this machine; the bits themselves are the main part of the fingerprint. Two l
 from __future__ import annotations
 
 import hashlib
-import zlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from stagewire.stage.attention_plan import KEY_TILE, GroupSizes
-from stagewire.stage.operators import BLOCK_SIZE, Batch, SequenceRows
+from stagewire.stage.row_exactness import Chunkings, compare_chunkings, made_up, num_test_blocks
 from stagewire.stage.rotary import rotary_digest, rotary_table
 from stagewire.stage.torch_decoder import StageWeights, TorchDecoder
 from stagewire.stage.torch_weights import WeightLoader, dtype_of
@@ -33,7 +32,7 @@ ARITHMETIC_VERSION = 1
 _CANDIDATES = (GroupSizes(few=1, many=16), GroupSizes(few=4, many=16), GroupSizes(few=8, many=8))
 _VOCAB_SIZE = 256
 _MAX_HIDDEN = 1024
-# Chunks of a sequence that is alone, and of one in company. Those for attention reach into a second tile of keys.
+# Those for attention reach into a second tile of keys.
 _LAYER_CHUNKINGS = ([1, 1, 20, 33, 1, 14], [50, *[1] * 20])
 _ATTENTION_CHUNKINGS = ([37, 1, 1, 2, 3, 5, 170, 33, *[1] * 8, 20], [100, *[1] * 6, 150, *[1] * 24])
 
@@ -114,7 +113,7 @@ class _MadeUpTensors:
             return np.ones(self._hidden_size, np.float32)
         assert row_end is not None
         columns = self._columns.get(kind, self._hidden_size)
-        values = _made_up(f"{name} {row_start}", row_end - row_start, columns)
+        values = made_up(f"{name} {row_start}", row_end - row_start, columns)
         values /= np.float32(columns**0.5)
         return values
 
@@ -122,48 +121,12 @@ class _MadeUpTensors:
         """Nothing is held."""
 
 
-def _made_up(name: str, num_rows: int, columns: int) -> NDArray[np.float32]:
-    """Numbers of variance 1 that `name` alone decides: float32 [rows, columns], without a sum or a logarithm.
-
-    Patterns (a multiplicative hash, say) will not do: they made attention so even that differences cancelled.
-    """
-    words = np.random.Philox(key=zlib.crc32(name.encode())).random_raw(-(-num_rows * columns // 2))
-    values: NDArray[np.float32] = words.view(np.int32)[: num_rows * columns].astype(np.float32)
-    values *= np.float32(3**0.5 / 2**31)
-    return values.reshape(num_rows, columns)
-
-
 def _compare(
-    config: ModelConfig, precision: str, device: torch.device, sizes: GroupSizes, chunkings: tuple[list[int], list[int]]
+    config: ModelConfig, precision: str, device: torch.device, sizes: GroupSizes, chunkings: Chunkings
 ) -> tuple[NDArray[np.float32], bool]:
     """Logits of all positions at once, and whether both chunkings give the same bits."""
     loader = WeightLoader(_MadeUpTensors(config), config, precision, str(device))
     weights = StageWeights(None, (loader.layer(0),), loader.output(), dtype_of(precision))
-    rows = _made_up("hidden states", sum(chunkings[0]), config.hidden_size)
-    num_blocks = -(-len(rows) // BLOCK_SIZE)
-    decoder = TorchDecoder(config, weights, 2 * num_blocks + 1, device, sizes)
-    tables = np.arange(2 * num_blocks, dtype=np.int32).reshape(2, num_blocks)
-    whole = _run(decoder, rows, [len(rows)], tables[0])
-    shuffled = np.ascontiguousarray(tables[1, ::-1])
-    alone = _run(decoder, rows, chunkings[0], shuffled)
-    in_company = _run(decoder, rows, chunkings[1], shuffled, has_company=True)
-    return whole, np.array_equal(whole, alone) and np.array_equal(whole, in_company)
-
-
-def _run(
-    decoder: TorchDecoder,
-    rows: NDArray[np.float32],
-    chunks: list[int],
-    table: NDArray[np.int32],
-    has_company: bool = False,
-) -> NDArray[np.float32]:
-    """Run the rows as chunks of one sequence; in company, another sequence's only row comes before each."""
-    company = [SequenceRows(0, 1, 0, np.array([decoder.num_blocks - 1], dtype=np.int32))] if has_company else []
-    logits, position = [], 0
-    for num_rows in chunks:
-        part = np.concatenate([rows[-1:], rows[position : position + num_rows]])[1 - len(company) :]
-        slices = [*company, SequenceRows(len(company), num_rows, position, table)]
-        wanted = range(len(company), len(part))
-        logits.append(decoder.forward(Batch.of([0] * len(part), slices, wanted), part))
-        position += num_rows
-    return np.concatenate(logits)
+    num_blocks = num_test_blocks(chunkings)
+    decoder = TorchDecoder(config, weights, num_blocks, device, sizes)
+    return compare_chunkings(decoder, config.hidden_size, chunkings)

@@ -17,6 +17,10 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "step_deadline_s": (0.1, 3600),
 }
 
+PRECISIONS = ("auto", "stored", "int8", "int4", "bf16", "f32")
+"""Of weights: as the file stores them, 8 or 4 bits at most (on the native kernels); floats (on PyTorch)."""
+KV_PRECISIONS = ("auto", "f16", "f32")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
@@ -35,7 +39,8 @@ class StageSettings:
     layer_end: int | None = None
     stage_id: str = field(default_factory=lambda: f"stage-{token_hex(4)}")
     bind: str = "tcp://127.0.0.1:*"
-    precision: str = "bf16"
+    precision: str = "auto"
+    kv_precision: str = "auto"
     device: str = "cpu"
     threads: int = 1
     kv_tokens: int = 32_768
@@ -51,6 +56,9 @@ class StageSettings:
         for name, (low, high) in _LIMITS.items():
             if not low <= getattr(self, name) <= high:
                 raise SettingsError(f"{name}={getattr(self, name)}: must be between {low} and {high}")
+        for name, choices in (("precision", PRECISIONS), ("kv_precision", KV_PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise SettingsError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
         if not self.bind.startswith(("tcp://127.", "tcp://[::1]", "tcp://localhost")):
             raise SettingsError(f"bind={self.bind}: only loopback addresses are served without keys")
         if not 0 < len(self.stage_id) <= 64:

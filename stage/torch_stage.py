@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import EMBEDDING, stage_tensors
 from stagewire.stage.embedding import EmbeddingTable
+from stagewire.stage.memory import return_freed_memory
 from stagewire.stage.operators import BLOCK_SIZE, Batch
 from stagewire.stage.selftest import SelfTest, run_selftest
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.torch_decoder import StageWeights, TorchDecoder
-from stagewire.stage.torch_weights import WeightLoader, dtype_of, return_freed_memory
+from stagewire.stage.torch_weights import WeightLoader, dtype_of
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import SettingsError
 
@@ -53,19 +54,21 @@ class TorchOperators:
         return self._decoder.forward(batch, hidden_states)
 
 
-def load_torch_operators(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> TorchOperators:
+def load_torch_operators(
+    path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str
+) -> TorchOperators:
     """Load `[settings.layer_start, layer_end)`, each tensor once, and run the self-test.
 
     Raises:
         SettingsError: an unknown precision or device.
         ModelError: a tensor is missing, or of a type that cannot be read.
     """
-    dtype, device = dtype_of(settings.precision), _device_of(settings.device)
+    dtype, device = dtype_of(precision), _device_of(settings.device)
     torch.set_num_threads(settings.threads)
-    selftest = run_selftest(config, settings.precision, device)
+    selftest = run_selftest(config, precision, device)
     gguf = GgufFile.open(path)
     names = stage_tensors(gguf, config, settings.layer_start, layer_end)
-    loader = WeightLoader(gguf, config, settings.precision, settings.device)
+    loader = WeightLoader(gguf, config, precision, settings.device)
     weights = StageWeights(
         embedding=EmbeddingTable(gguf, EMBEDDING) if settings.layer_start == 0 else None,
         layers=tuple(loader.layer(index) for index in range(settings.layer_start, layer_end)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -119,11 +117,3 @@ def dtype_of(precision: str) -> torch.dtype:
     if precision not in PRECISIONS:
         raise SettingsError(f"precision={precision!r}: PyTorch stages know {', '.join(PRECISIONS)}")
     return PRECISIONS[precision]
-
-
-def return_freed_memory() -> None:
-    """Gives what loading has freed back to the system; glibc's allocator keeps it otherwise."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)

@@ -17,13 +17,14 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range
+from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_blocks import BlockTables
 from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
-from stagewire.stage.operators import BLOCK_SIZE, Operators
+from stagewire.stage.operators import BLOCK_SIZE
 from stagewire.stage.scheduler import SchedulerLimits
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
@@ -44,7 +45,7 @@ class LoadedStage:
     name: str
     digest: str
     layer_end: int
-    operators: Operators
+    backend: Backend
     card: bytes
     end_token_ids: tuple[int, ...]
 
@@ -65,7 +66,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
         core = StageCore(info, _parts(settings, loaded, info.layer_start == 0))
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
-            loop = StageLoop(context, settings, data, core, loaded.operators, heartbeat, loaded.card)
+            loop = StageLoop(context, settings, data, core, loaded.backend.operators, heartbeat, loaded.card)
             try:
                 loop.run(on_ready, stop)
             finally:
@@ -80,8 +81,6 @@ def load_stage(settings: StageSettings) -> LoadedStage:
     Raises:
         StagewireError: as `run_stage`.
     """
-    from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415  torch takes a second to import
-
     path = resolve(settings.model, progress=lambda line: log.info("event=model %s", line))
     with GgufFile.open(path) as gguf:
         config = read_config(gguf)
@@ -90,11 +89,14 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
         card = build_card(gguf, name) if settings.layer_start == 0 else None
         digest = model_digest(gguf)
-    operators = load_torch_operators(path, config, settings, layer_end)
+    backend = load_backend(path, config, settings, layer_end)
+    operators = backend.operators
     log.info(
-        "event=loaded layers=%d:%d file_bytes=%d weight_bytes=%d fingerprint=%s row_exact=%s",
+        "event=loaded layers=%d:%d precision=%s kernel=%s file_bytes=%d weight_bytes=%d fingerprint=%s row_exact=%s",
         settings.layer_start,
         layer_end,
+        backend.precision,
+        backend.kernel,
         operators.file_bytes,
         operators.weight_bytes,
         operators.fingerprint,
@@ -102,7 +104,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
     )
     if not operators.is_row_exact:
         log.warning("event=not_row_exact detail='tokens may depend on what else is in a batch on this machine'")
-    return LoadedStage(config, name, digest, layer_end, operators, *_card_parts(card))
+    return LoadedStage(config, name, digest, layer_end, backend, *_card_parts(card))
 
 
 def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:
@@ -123,6 +125,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[
 
 
 def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str) -> StageInfo:
+    operators = loaded.backend.operators
     return StageInfo(
         stage_id=settings.stage_id,
         run=run,
@@ -135,21 +138,23 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
         layer_end=loaded.layer_end,
         context_length=loaded.config.context_length,
         vocab_size=loaded.config.vocab_size,
-        precision=settings.precision,
-        fingerprint=loaded.operators.fingerprint,
+        precision=loaded.backend.precision,
+        fingerprint=operators.fingerprint,
+        kernel=loaded.backend.kernel,
+        is_row_exact=operators.is_row_exact,
         device=settings.device,
         threads=settings.threads,
-        num_blocks=loaded.operators.num_blocks,
+        num_blocks=operators.num_blocks,
         block_size=BLOCK_SIZE,
         max_sequences=settings.max_sequences,
-        file_bytes=loaded.operators.file_bytes,
-        weight_bytes=loaded.operators.weight_bytes,
+        file_bytes=operators.file_bytes,
+        weight_bytes=operators.weight_bytes,
     )
 
 
 def _parts(settings: StageSettings, loaded: LoadedStage, is_first: bool) -> StageParts:
     def make_executor() -> StepExecutor:
-        tables = BlockTables(loaded.operators.num_blocks, BLOCK_SIZE)
+        tables = BlockTables(loaded.backend.operators.num_blocks, BLOCK_SIZE)
         return StepExecutor(tables, loaded.config.hidden_size, is_first)
 
     def head_limits(assemble: Assemble) -> HeadLimits:

@@ -174,6 +174,8 @@ def _info(vocab_size: int) -> StageInfo:
         context_length=1,
         vocab_size=vocab_size,
         precision="p",
+        kernel="toy",
+        is_row_exact=True,
         fingerprint="f",
         device="cpu",
         threads=1,

@@ -119,7 +119,7 @@ def _rss_of_bare_process() -> int:
         "from stagewire.model.config import read_config\n"
         "from stagewire.model.gguf import GgufFile\n"
         "from stagewire.stage.selftest import run_selftest\n"
-        "from stagewire.stage.torch_weights import return_freed_memory\n"
+        "from stagewire.stage.memory import return_freed_memory\n"
         "import gguf.quants\n"
         "torch.set_num_threads(1)\n"
         f"with GgufFile.open(resolve({DEFAULT_MODEL!r})) as file: config = read_config(file)\n"

@@ -250,6 +250,8 @@ class SimStage:
             context_length=CONTEXT,
             vocab_size=VOCAB_SIZE,
             precision="toy",
+            kernel="toy",
+            is_row_exact=True,
             fingerprint="toy",
             device="cpu",
             threads=1,

@@ -18,7 +18,8 @@ class StageInfo:
 
     `run` is drawn at process start: the same `stage_id` with another `run` is a restarted stage. Stages chain
     only where `model_digest`, `precision` and `fingerprint` are equal. `file_bytes` of its own tensors were
-    read, `weight_bytes` of memory hold them. `card_digest` is empty but for a first stage.
+    read, `weight_bytes` of memory hold them. `kernel` names what computes; equal fingerprints compute equal bits
+    whatever it is, and where `is_row_exact` they do not depend on the batch. `card_digest` is empty but for a first stage.
     """
 
     stage_id: str
@@ -33,7 +34,9 @@ class StageInfo:
     context_length: int
     vocab_size: int
     precision: str
+    kernel: str
     fingerprint: str
+    is_row_exact: bool
     device: str
     threads: int
     num_blocks: int

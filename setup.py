@@ -1,0 +1,39 @@
+"""Builds the native kernels, one module for each instruction set; everything else is in pyproject.toml.
+
+They are optional: where there is no C++ compiler, or it does not know an instruction set, the package installs without.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+_HEADERS = sorted(path.as_posix() for path in Path("stage/native").glob("*.h"))
+# -ffp-contract=off: a product and a sum are fused where the source says so, and nowhere else; the bits depend on it.
+_FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
+# gcc calls operands of its own intrinsics uninitialized.
+_FLAGS += ["-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+_AVX512 = [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"]
+_VARIANTS = {"portable": ["-O2"]}
+if platform.machine().lower() in {"x86_64", "amd64"}:
+    _VARIANTS |= {"avx2": ["-O3", *_AVX2], "avx512": ["-O3", *_AVX512]}
+    _VARIANTS |= {"amx": ["-O3", *_AVX512, "-mamx-tile", "-mamx-int8"]}
+
+setup(
+    ext_modules=[
+        Extension(
+            f"stagewire.stage._native_{name}",
+            sources=[f"stage/native/{name}.cpp"],
+            depends=_HEADERS,
+            language="c++",
+            extra_compile_args=[*_FLAGS, *flags],
+            extra_link_args=["-pthread"],
+            define_macros=[("Py_LIMITED_API", "0x030a0000")],
+            py_limited_api=True,
+            optional=True,
+        )
+        for name, flags in _VARIANTS.items()
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,0 +1,84 @@
+"""Chooses what computes a stage's layers: the native kernels where they can, else PyTorch, and says which and why."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagewire.model.gguf import GgufFile
+from stagewire.model.gguf_codes import CODE_FORMS
+from stagewire.model.layout import EMBEDDING, stage_tensors
+from stagewire.stage.native_kernel import best_kernel
+from stagewire.stage.native_stage import load_native_operators
+from stagewire.stage.native_weights import unsupported_reason
+from stagewire.stage.operators import Operators
+from stagewire.stage.settings import StageSettings
+from stagewire.wire.card import ModelConfig
+from stagewire.wire.errors import SettingsError
+
+log = logging.getLogger("stagewire.stage")
+
+_TORCH_PRECISIONS = ("bf16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Loaded layers; `precision` is never `auto`, `kernel` is a native variant or `torch`."""
+
+    operators: Operators
+    precision: str
+    kernel: str
+
+
+def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> Backend:
+    """Load `[settings.layer_start, layer_end)` as the settings ask.
+
+    `auto` takes the weights as the file stores them if it stores codes and native kernels can be had, else bf16.
+
+    Raises:
+        SettingsError: a precision that cannot be had here; the message says why.
+        ModelError: a tensor is missing, or of a type that cannot be read.
+    """
+    if settings.precision in _TORCH_PRECISIONS:
+        return _load_torch(path, config, settings, layer_end, settings.precision)
+    with GgufFile.open(path) as gguf:
+        reason = _reason_against(gguf, config, settings, layer_end)
+    if not reason:
+        return _load_native(path, config, settings, layer_end)
+    if settings.precision != "auto":
+        raise SettingsError(f"precision={settings.precision!r} needs the native kernels, but {reason}")
+    log.warning("event=no_native_kernels detail=%r precision=bf16", reason)
+    return _load_torch(path, config, settings, layer_end, "bf16")
+
+
+def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings, layer_end: int) -> str:
+    """Why the native kernels cannot be used; empty if they can."""
+    if settings.device != "cpu":
+        return f"they compute on the CPU only, not on {settings.device}"
+    if best_kernel() is None:
+        return "they are not built here: install again where there is a C++ compiler"
+    names = stage_tensors(gguf, config, settings.layer_start, layer_end)
+    if layer_end < config.num_layers:
+        names = tuple(name for name in names if name != EMBEDDING)  # only looked up
+    has_codes = any(gguf.tensor_type(name).name in CODE_FORMS for name in gguf.tensors)
+    if settings.precision == "auto" and not has_codes:
+        return "this file holds floats, which PyTorch multiplies faster"
+    return unsupported_reason(gguf, config, names, settings.precision)
+
+
+def _load_native(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> Backend:
+    chosen = best_kernel()
+    assert chosen is not None
+    name, kernel = chosen
+    precision = "stored" if settings.precision == "auto" else settings.precision
+    return Backend(load_native_operators(kernel, path, config, settings, layer_end, precision), precision, name)
+
+
+def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str) -> Backend:
+    if settings.kv_precision != "auto":
+        raise SettingsError(f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto")
+    # It takes a second and 190 MB to import; a native stage does without.
+    from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415
+
+    return Backend(load_torch_operators(path, config, settings, layer_end, precision), precision, "torch")
