@@ -30,7 +30,7 @@ def test_a_pipeline_is_shown_with_its_stages_in_order() -> None:
     broker, chain, first, second = describe(report(*stages, pipelines=(pipeline,), waiting_for=""))
     assert "2 requests running, 3 waiting" in broker
     assert chain == "pipeline 1.1 serving, 2 of 8 requests"
-    assert "a: smol layers 0:12 of 30, 51 MB bf16 on cpu, 2 threads, KV for 1024 tokens" in first
+    assert "a: smol layers 0:12 of 30, 51 MB bf16 by PyTorch on cpu, 2 threads, KV for 1024 tokens" in first
     assert "b: smol layers 12:30" in second
 
 

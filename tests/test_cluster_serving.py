@@ -15,7 +15,7 @@ import psutil
 import pytest
 from in_process import request
 from numpy.typing import NDArray
-from whole_model import whole_model
+from whole_model import DEFAULT_PRECISION, whole_model
 
 from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.local import LocalCluster
@@ -57,7 +57,7 @@ def tokens(client: Client, prompt: list[int], sampling: SamplingParams = GREEDY,
 
 def expected(prompt: list[int], sampling: SamplingParams = GREEDY, max_tokens: int = 10) -> list[int]:
     """What the unsplit model says, in this process."""
-    pipeline = whole_model("bf16").pipeline()
+    pipeline = whole_model().pipeline()
     pipeline.start(request("r", prompt, max_tokens, sampling))
     return pipeline.run()["r"].token_ids
 
@@ -97,36 +97,50 @@ def test_1000_streams_of_one_client_end_well_over_one_return_link(cluster: Local
     assert all(r.token_ids == first[i % 50] for i, r in enumerate(results))
 
 
-def test_a_stage_holds_its_own_tensors_and_little_else() -> None:
-    """The report is exact, and RSS above the same imports without layers is within 15% of it."""
-    bare = _rss_of_bare_process()
-    with LocalCluster(split="0:15,15:30", limits=StageLimits(kv_tokens=2048)) as running:
+@pytest.mark.parametrize("precision", dict.fromkeys([DEFAULT_PRECISION, "bf16"]))
+def test_a_stage_holds_its_own_tensors_and_little_else(precision: str) -> None:
+    """The report is exact, and RSS above a process with all but the layers (card, imports) is within 15% of it."""
+    bare = _rss_of_bare_process(_BARE_TORCH if precision == "bf16" else _BARE_NATIVE)
+    limits = StageLimits(kv_tokens=2048)
+    with LocalCluster(split="0:15,15:30", precision=precision, limits=limits) as running:
         stages = {s.info.layer_start: s.info for s in running.status().stages}
-        model = whole_model("bf16")
+        tensors = whole_model().gguf.tensors
         for index, (start, end) in enumerate([(0, 15), (15, 30)]):
             info = stages[start]
-            names = [n for n in model.gguf.tensors if n.startswith("blk.") and start <= int(n.split(".")[1]) < end]
+            names = [n for n in tensors if n.startswith("blk.") and start <= int(n.split(".")[1]) < end]
             names += ["token_embd.weight"] if start == 0 else ["output_norm.weight", "token_embd.weight"]
-            assert info.file_bytes == sum(model.gguf.tensors[n].num_bytes for n in names)
+            assert info.file_bytes == sum(tensors[n].num_bytes for n in names)
             rss = psutil.Process(running.pids[f"stage-{index}"]).memory_info().rss
             assert abs(rss - bare - info.weight_bytes) <= 0.15 * info.weight_bytes, (rss, bare, info.weight_bytes)
 
 
-def _rss_of_bare_process() -> int:
-    code = (
-        "import psutil, torch, stagewire.cli.stage, stagewire.stage.worker, stagewire.stage.torch_stage\n"
-        "from stagewire.model.catalogue import resolve\n"
-        "from stagewire.model.config import read_config\n"
-        "from stagewire.model.gguf import GgufFile\n"
-        "from stagewire.stage.selftest import run_selftest\n"
-        "from stagewire.stage.memory import return_freed_memory\n"
-        "import gguf.quants\n"
-        "torch.set_num_threads(1)\n"
-        f"with GgufFile.open(resolve({DEFAULT_MODEL!r})) as file: config = read_config(file)\n"
-        "run_selftest(config, 'bf16', torch.device('cpu'))\n"
-        "return_freed_memory()\n"
-        "print(psutil.Process().memory_info().rss)\n"
-    )
+_BARE = (
+    "import psutil, stagewire.cli.stage, stagewire.stage.worker\n"
+    "from stagewire.model.card import build_card\n"
+    "from stagewire.model.catalogue import resolve\n"
+    "from stagewire.model.config import read_config\n"
+    "from stagewire.model.gguf import GgufFile\n"
+    "from stagewire.stage.memory import return_freed_memory\n"
+    "import gguf.quants\n"
+    f"with GgufFile.open(resolve({DEFAULT_MODEL!r})) as file:\n"
+    "    config = read_config(file)\n"
+    "    card = build_card(file, 'm').encode()\n"
+)
+_BARE_TORCH = (
+    "import torch, stagewire.stage.torch_stage\n"
+    "from stagewire.stage.selftest import run_selftest\n"
+    "torch.set_num_threads(1)\n"
+    "run_selftest(config, 'bf16', torch.device('cpu'))\n"
+)
+_BARE_NATIVE = (
+    "from stagewire.stage.native_kernel import best_kernel\n"
+    "from stagewire.stage.native_selftest import run_native_selftest\n"
+    "run_native_selftest(best_kernel()[1], config, 'stored', 'f16')\n"
+)
+
+
+def _rss_of_bare_process(code: str) -> int:
+    code = f"{_BARE}{code}return_freed_memory()\nprint(psutil.Process().memory_info().rss)\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     return int(done.stdout)
 
@@ -188,7 +202,7 @@ def test_a_draw_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyP
         return sample(row, params, counts, position)
 
     monkeypatch.setattr("stagewire.stage.tail.sample", fails)
-    pipeline = whole_model("bf16").pipeline(15)
+    pipeline = whole_model().pipeline(15)
     unlucky = SamplingParams(temperature=0.0, seed=13)
     pipeline.start(request("good", PROMPT, 3, GREEDY), request("bad", PROMPT, 3, unlucky))
     outputs = pipeline.run()

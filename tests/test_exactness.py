@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from in_process import InProcessPipeline, request
-from whole_model import whole_model
+from whole_model import DEFAULT_PRECISION, whole_model
 
 from stagewire.stage.operators import Batch, SequenceRows
 from stagewire.wire.request import FinishReason
@@ -30,13 +30,13 @@ def answers(pipeline: InProcessPipeline) -> list[tuple[list[int], list[float]]]:
 
 @pytest.fixture(scope="module")
 def uncut() -> list[tuple[list[int], list[float]]]:
-    return answers(whole_model("bf16").pipeline())
+    return answers(whole_model().pipeline())
 
 
 @pytest.mark.parametrize("cut", range(1, NUM_LAYERS))
 def test_every_cut_into_two_gives_the_same_tokens(cut: int, uncut: list[tuple[list[int], list[float]]]) -> None:
     """Each of the 29; log probabilities too, to the last bit."""
-    assert answers(whole_model("bf16").pipeline(cut)) == uncut
+    assert answers(whole_model().pipeline(cut)) == uncut
 
 
 @pytest.mark.parametrize("cuts", [(1, 2), (10, 20), (28, 29), (5, 9, 17, 29), (6, 12, 18, 24)])
@@ -44,7 +44,7 @@ def test_cuts_into_three_and_five_give_the_same_tokens(
     cuts: tuple[int, ...], uncut: list[tuple[list[int], list[float]]]
 ) -> None:
     """Uneven ones as well."""
-    assert answers(whole_model("bf16").pipeline(*cuts)) == uncut
+    assert answers(whole_model().pipeline(*cuts)) == uncut
 
 
 @pytest.mark.parametrize("options", [{"chunk_tokens": 1}, {"chunk_tokens": 7}, {"max_sequences": 1}])
@@ -52,12 +52,12 @@ def test_neither_chunks_nor_company_change_a_token(
     options: dict[str, int], uncut: list[tuple[list[int], list[float]]]
 ) -> None:
     """A prompt in chunks of 1 or 7 tokens, or all alone."""
-    assert answers(whole_model("bf16").pipeline(13, **options)) == uncut
+    assert answers(whole_model().pipeline(13, **options)) == uncut
 
 
 def test_preemption_changes_no_token(uncut: list[tuple[list[int], list[float]]]) -> None:
     """A pool so small that sequences must make way and be computed again."""
-    pipeline = whole_model("bf16").pipeline(15, num_blocks=5)
+    pipeline = whole_model().pipeline(15, num_blocks=5)
     sequences = [request(f"more-{i}", PROMPT[: 10 + i], 20, GREEDY) for i in range(3)]
     pipeline.start(*sequences)
     assert answers(pipeline) == uncut
@@ -67,7 +67,14 @@ def test_preemption_changes_no_token(uncut: list[tuple[list[int], list[float]]])
     assert [tables.num_free for tables in pipeline.tables] == [5, 5]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "f32"])
+@pytest.mark.parametrize("cut", [1, 13, 29])
+def test_cuts_give_the_same_tokens_on_pytorch(cut: int) -> None:
+    """The general path, at the ends and in the middle."""
+    whole = whole_model("bf16")
+    assert answers(whole.pipeline(cut)) == answers(whole.pipeline())
+
+
+@pytest.mark.parametrize("precision", dict.fromkeys([DEFAULT_PRECISION, "bf16", "f32"]))
 def test_rows_are_exact(precision: str) -> None:
     """Logits of 300 tokens at once, in chunks, one by one, in company, and in shuffled blocks: bit for bit."""
     model = whole_model(precision)

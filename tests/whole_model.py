@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,31 +19,39 @@ from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import EMBEDDING
 from stagewire.stage.attention_plan import GroupSizes
 from stagewire.stage.embedding import EmbeddingTable
-from stagewire.stage.operators import Batch
+from stagewire.stage.native_decoder import KvPool, NativeDecoder
+from stagewire.stage.native_kernel import best_kernel
+from stagewire.stage.native_selftest import run_native_selftest
+from stagewire.stage.native_stage import NativeOperators
+from stagewire.stage.native_weights import NativeLayer, NativeOutput, NativeWeightLoader
+from stagewire.stage.operators import Batch, Operators
+from stagewire.stage.rotary import rotary_table
 from stagewire.stage.selftest import run_selftest
 from stagewire.stage.torch_decoder import StageWeights, TorchDecoder
 from stagewire.stage.torch_weights import WeightLoader, dtype_of
 from stagewire.wire.card import ModelConfig
 
+DEFAULT_PRECISION = "stored" if best_kernel() else "bf16"
+"""What `auto` gives here."""
+
+
+class Weights(Protocol):
+    """All weights of the default model in one precision."""
+
+    def stage(self, start: int, end: int, num_blocks: int) -> Operators:
+        """These layers over a new KV pool."""
+
 
 @dataclass(frozen=True)
 class WholeModel:
-    """All weights of the default model in one precision; `gguf` stays open for the embedding."""
+    """`gguf` stays open for the embedding."""
 
     gguf: GgufFile
     config: ModelConfig
-    weights: StageWeights
-    group_sizes: GroupSizes
+    weights: Weights
 
-    def stage(self, start: int, end: int, num_blocks: int = 256) -> CutStage:
-        weights = StageWeights(
-            self.weights.embedding if start == 0 else None,
-            self.weights.layers[start:end],
-            self.weights.output if end == self.config.num_layers else None,
-            self.weights.dtype,
-        )
-        decoder = TorchDecoder(self.config, weights, num_blocks, torch.device("cpu"), self.group_sizes)
-        return CutStage(decoder)
+    def stage(self, start: int, end: int, num_blocks: int = 256) -> Operators:
+        return self.weights.stage(start, end, num_blocks)
 
     def pipeline(self, *cuts: int, num_blocks: int = 256, **options: int) -> InProcessPipeline:
         """Stages between these cuts, as `pipeline(12, 20)` for 0:12, 12:20, 20:30."""
@@ -50,8 +60,48 @@ class WholeModel:
         return InProcessPipeline(stages, self.config.hidden_size, self.config.vocab_size, **options)
 
 
+@dataclass(frozen=True)
+class NativeWeights:
+    """On the fastest native kernels of this machine."""
+
+    kernel: ModuleType
+    gguf: GgufFile
+    config: ModelConfig
+    precision: str
+    embedding: EmbeddingTable
+    layers: tuple[NativeLayer, ...]
+    output: NativeOutput
+    rotary: NDArray[np.float32]
+
+    def stage(self, start: int, end: int, num_blocks: int) -> Operators:
+        pool = KvPool.make(self.config, end - start, num_blocks, "f16")
+        output = self.output if end == self.config.num_layers else None
+        layers = self.layers[start:end]
+        decoder = NativeDecoder(self.kernel, self.config, layers, output, self.rotary, pool, threads=1)
+        selftest = run_native_selftest(self.kernel, self.config, self.precision, "f16")
+        return NativeOperators(self.gguf, self.embedding if start == 0 else None, decoder, selftest, 0, 0)
+
+
+@dataclass(frozen=True)
+class TorchWeights:
+    """On PyTorch."""
+
+    config: ModelConfig
+    weights: StageWeights
+    group_sizes: GroupSizes
+
+    def stage(self, start: int, end: int, num_blocks: int) -> Operators:
+        weights = StageWeights(
+            self.weights.embedding if start == 0 else None,
+            self.weights.layers[start:end],
+            self.weights.output if end == self.config.num_layers else None,
+            self.weights.dtype,
+        )
+        return CutStage(TorchDecoder(self.config, weights, num_blocks, torch.device("cpu"), self.group_sizes))
+
+
 class CutStage:
-    """Some layers of a `WholeModel` as `Operators`."""
+    """Some layers on PyTorch as `Operators`."""
 
     is_row_exact = True
     fingerprint = "test"
@@ -69,12 +119,28 @@ class CutStage:
 
 
 @cache
-def whole_model(precision: str) -> WholeModel:
-    torch.set_num_threads(1)
+def whole_model(precision: str = DEFAULT_PRECISION) -> WholeModel:
     gguf = GgufFile.open(resolve(DEFAULT_MODEL))
     config = read_config(gguf)
+    load = _load_torch if precision in {"bf16", "f32"} else _load_native
+    return WholeModel(gguf, config, load(gguf, config, precision))
+
+
+def _load_native(gguf: GgufFile, config: ModelConfig, precision: str) -> Weights:
+    chosen = best_kernel()
+    assert chosen is not None, "no native kernels were built"
+    loader = NativeWeightLoader(gguf, config, precision)
+    layers = tuple(loader.layer(index) for index in range(config.num_layers))
+    embedding = EmbeddingTable(gguf, EMBEDDING)
+    return NativeWeights(
+        chosen[1], gguf, config, precision, embedding, layers, loader.output(), rotary_table(config)
+    )  # fmt: skip
+
+
+def _load_torch(gguf: GgufFile, config: ModelConfig, precision: str) -> Weights:
+    torch.set_num_threads(1)
     loader = WeightLoader(gguf, config, precision, "cpu")
     layers = tuple(loader.layer(index) for index in range(config.num_layers))
     embedding = EmbeddingTable(gguf, EMBEDDING)
     sizes = run_selftest(config, precision, torch.device("cpu")).group_sizes
-    return WholeModel(gguf, config, StageWeights(embedding, layers, loader.output(), dtype_of(precision)), sizes)
+    return TorchWeights(config, StageWeights(embedding, layers, loader.output(), dtype_of(precision)), sizes)

@@ -30,14 +30,6 @@ inline float largest(F a) {
     return best;
 }
 
-inline int32_t largest(I a) {
-    int32_t lane[LANES];
-    istore(lane, a);
-    int32_t best = lane[0];
-    for (int i = 1; i < LANES; i++) best = lane[i] > best ? lane[i] : best;
-    return best;
-}
-
 // e^x: 2^n times the Taylor polynomial of degree 7 at the rest, which is at most ln(2) / 2. Within 2 ulp.
 // Below -87 it is 0, above 88 it is e^88; NaN stays NaN.
 inline F exp(F x) {

@@ -1,6 +1,7 @@
 // One forward step: the layers of a stage, over the rows of a batch. No allocation, no Python.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 
 #include "attention.h"
@@ -55,17 +56,20 @@ class FloatMode {
 #endif
 };
 
+// Zeros, from a multiple of 64 bytes on; the system gives the memory when it is first written.
 template <class T>
-using Buffer = std::unique_ptr<T[], decltype(&std::free)>;
+class Buffer {
+  public:
+    explicit Buffer(int64_t size) : memory_(std::calloc(static_cast<size_t>(size) * sizeof(T) + 64, 1), &std::free) {
+        if (!memory_) throw std::bad_alloc();
+    }
+    T* get() const {
+        return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 * 64);
+    }
 
-template <class T>
-Buffer<T> make_buffer(int64_t size) {
-    const int64_t bytes = (size * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, static_cast<size_t>(bytes > 0 ? bytes : 64));
-    if (!memory) throw std::bad_alloc();
-    std::memset(memory, 0, static_cast<size_t>(bytes));
-    return Buffer<T>(static_cast<T*>(memory), &std::free);
-}
+  private:
+    std::unique_ptr<void, decltype(&std::free)> memory_;
+};
 
 // Room for the rows of one tile.
 struct Workspace {
@@ -76,21 +80,21 @@ struct Workspace {
     int64_t queries_size, scores_size;
 
     Workspace(const Model& m, int threads)
-        : normed(make_buffer<float>(ROW_TILE * m.hidden_size)),
-          query(make_buffer<float>(ROW_TILE * m.num_heads * m.head_dim)),
-          key(make_buffer<float>(ROW_TILE * m.num_kv_heads * m.head_dim)),
-          value(make_buffer<float>(ROW_TILE * m.num_kv_heads * m.head_dim)),
-          attended(make_buffer<float>(ROW_TILE * m.num_heads * m.head_dim)),
-          gate(make_buffer<float>(ROW_TILE * m.intermediate_size)),
-          up(make_buffer<float>(ROW_TILE * m.intermediate_size)),
-          scales(make_buffer<float>(ROW_TILE * max_blocks(m))),
-          scaled_sums(make_buffer<float>(ROW_TILE * max_blocks(m))),
-          scaled_half_sums(make_buffer<float>(2 * ROW_TILE * max_blocks(m))),
-          codes(make_buffer<int8_t>(ROW_TILE * max_blocks(m) * BLOCK)),
-          sums(make_buffer<int32_t>(ROW_TILE * max_blocks(m))),
-          half_sums(make_buffer<int32_t>(2 * ROW_TILE * max_blocks(m))),
-          queries(make_buffer<float>(threads * m.head_dim * MAX_QUERY_ROWS)),
-          scores(make_buffer<float>(threads * scores_of(m))),
+        : normed(ROW_TILE * m.hidden_size),
+          query(ROW_TILE * m.num_heads * m.head_dim),
+          key(ROW_TILE * m.num_kv_heads * m.head_dim),
+          value(ROW_TILE * m.num_kv_heads * m.head_dim),
+          attended(ROW_TILE * m.num_heads * m.head_dim),
+          gate(ROW_TILE * m.intermediate_size),
+          up(ROW_TILE * m.intermediate_size),
+          scales(ROW_STRIDE * max_blocks(m)),
+          scaled_sums(ROW_STRIDE * max_blocks(m)),
+          scaled_half_sums(2 * ROW_STRIDE * max_blocks(m)),
+          codes(ROW_STRIDE * max_blocks(m) * BLOCK),
+          sums(ROW_STRIDE * max_blocks(m)),
+          half_sums(2 * ROW_STRIDE * max_blocks(m)),
+          queries(threads * m.head_dim * MAX_QUERY_ROWS),
+          scores(threads * scores_of(m)),
           queries_size(m.head_dim * MAX_QUERY_ROWS),
           scores_size(scores_of(m)) {}
 

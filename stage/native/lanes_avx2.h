@@ -47,6 +47,20 @@ inline F scale_by_power(F x, I n) {
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.a), _mm256_slli_epi32(n.a, 23))),
             _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x.b), _mm256_slli_epi32(n.b, 23)))};
 }
+// Across the lanes; integers, so the order is free.
+inline int32_t largest_lane(I x) {
+    __m256i both = _mm256_max_epi32(x.a, x.b);
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+inline int32_t lane_sum(I x) {
+    __m256i both = _mm256_add_epi32(x.a, x.b);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
+}
+
 inline void store_int8(int8_t* p, I x) {
     int32_t lanes[16];
     istore(lanes, x);

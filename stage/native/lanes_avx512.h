@@ -35,6 +35,10 @@ inline I round_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 inline F scale_by_power(F a, I n) {
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(n.v, 23)))};
 }
+// Across the lanes; integers, so the order is free.
+inline int32_t largest_lane(I a) { return _mm512_reduce_max_epi32(a.v); }
+inline int32_t lane_sum(I a) { return _mm512_reduce_add_epi32(a.v); }
+
 inline void store_int8(int8_t* p, I a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }

@@ -53,6 +53,18 @@ inline F scale_by_power(F a, I n) {
     return a;
 }
 
+// Across the lanes; integers, so the order is free.
+inline int32_t largest_lane(I a) {
+    int32_t best = a.v[0];
+    LANES best = a.v[i] > best ? a.v[i] : best;
+    return best;
+}
+inline int32_t lane_sum(I a) {
+    int32_t sum = 0;
+    LANES sum += a.v[i];
+    return sum;
+}
+
 inline void store_int8(int8_t* p, I a) { LANES p[i] = static_cast<int8_t>(a.v[i]); }
 inline F load_int8(const int8_t* p) { F r; LANES r.v[i] = p[i]; return r; }
 

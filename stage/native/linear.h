@@ -79,12 +79,12 @@ inline void tile(const Matrix& matrix, int64_t panel, const Activations& x, int6
         if (Form::SUB && block % 8 == 7) super += Form::SUPER_HALVES;
 UNROLL
         for (int r = 0; r < ROWS; r++) {
-            const int64_t at = block * ROW_TILE + row + r, half_at = at + block * ROW_TILE;
+            const int64_t at = block * ROW_STRIDE + row + r, half_at = at + block * ROW_STRIDE;
             const int8_t* bytes = x.codes_of(row + r, block);
             const F x_scale = set(x.scales[at]);
 UNROLL
             for (int group = 0; group < Form::GROUPS; group++) {
-                const int32_t sum_of_x = Form::GROUPS == 1 ? x.sums[at] : x.half_sums[half_at + group * ROW_TILE];
+                const int32_t sum_of_x = Form::GROUPS == 1 ? x.sums[at] : x.half_sums[half_at + group * ROW_STRIDE];
                 I exact = iset(Form::MIN ? 0 : -zero * sum_of_x);
 UNROLL
                 for (int j = 0; j < 8 / Form::GROUPS; j++) {
@@ -94,7 +94,7 @@ UNROLL
                 sum[r] = fma(from_int(exact), mul(scale[group], x_scale), sum[r]);
                 if (Form::MIN) {
                     const float* scaled = Form::GROUPS == 1 ? x.scaled_sums + at : x.scaled_half_sums + half_at;
-                    sum[r] = fma(minimum[group], set(scaled[group * ROW_TILE]), sum[r]);
+                    sum[r] = fma(minimum[group], set(scaled[group * ROW_STRIDE]), sum[r]);
                 }
             }
         }

@@ -6,7 +6,8 @@
 namespace {
 
 constexpr int64_t TILE_ROWS = 16;
-constexpr int64_t FEWEST_TILE_ROWS = 6;  // fewer rows are faster in lanes
+constexpr int64_t FEWEST_ROWS = 24;  // for fewer, taking a panel apart costs more than tiles save
+constexpr int64_t FEWEST_TILE_ROWS = 12;  // a tile with less in it is slower than lanes
 
 // Written out, since some compilers' intrinsics do not say that they touch memory.
 #define TILE_LOAD(N, FROM, STRIDE) \
@@ -16,15 +17,15 @@ constexpr int64_t FEWEST_TILE_ROWS = 6;  // fewer rows are faster in lanes
 #define TILE_ZERO(N) asm volatile("tilezero %%tmm" #N ::)
 #define TILE_PRODUCT(C, A, B) asm volatile("tdpbssd %%tmm" #B ", %%tmm" #A ", %%tmm" #C ::)
 
-// The tiles' shapes: sums in 0 and 1 (16 rows x 16 int32), rows in 2 and 3 (16 x 32 bytes), weights in 4 and 5
-// (8 x 64 bytes). They are given back at the end, so that the system need not save them.
+// The tiles' shapes: sums in 0 (16 rows x 16 int32), rows of x in 1 (16 x 32 bytes), weights in 2 (8 x 64 bytes). They
+// are given back at the end, so that the system need not save them.
 class Tiles {
   public:
     Tiles() {
         static const struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 32, 32, 64, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 8, 8};
+            uint16_t row_bytes[16] = {64, 32, 64};
+            uint8_t rows[16] = {16, 16, 8};
         } shapes;
         asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory");
     }
@@ -55,38 +56,30 @@ inline void add_block(const int32_t* exact, const uint8_t* record, const uint16_
     unpack_scales<Form>(record, super, scale, minimum);
     UNROLL
     for (int r = 0; r < TILE_ROWS; r++) {
-        const int64_t at = block * ROW_TILE + row + r;
+        const int64_t at = block * ROW_STRIDE + row + r;
         sum[r] = fma(from_int(iload(exact + r * 16)), mul(scale[0], set(x.scales[at])), sum[r]);
         if (Form::MIN) sum[r] = fma(minimum[0], set(x.scaled_sums[at]), sum[r]);
     }
 }
 
-// The exact products of one block: 16 rows x 16 outputs. Even and odd blocks take different tiles, to overlap.
-inline void multiply_block(const int8_t* codes, const int8_t* weights, int64_t block, int32_t* exact) {
-    if (block % 2 == 0) {
-        TILE_ZERO(0);
-        TILE_LOAD(2, codes, BLOCK);
-        TILE_LOAD(4, weights, 64);
-        TILE_PRODUCT(0, 2, 4);
-        TILE_STORE(0, exact);
-    } else {
-        TILE_ZERO(1);
-        TILE_LOAD(3, codes, BLOCK);
-        TILE_LOAD(5, weights, 64);
-        TILE_PRODUCT(1, 3, 5);
-        TILE_STORE(1, exact);
-    }
+// The exact products of one block: 16 rows x 16 outputs.
+inline void multiply_block(const int8_t* codes, const int8_t* weights, int32_t* exact) {
+    TILE_ZERO(0);
+    TILE_LOAD(1, codes, BLOCK);
+    TILE_LOAD(2, weights, 64);
+    TILE_PRODUCT(0, 1, 2);
+    TILE_STORE(0, exact);
 }
 
 // As many rows as tiles are good for, from the first on; returns how many. Rows up to the next multiple of 16 are
 // read, and what comes of them is not written. Products run AHEAD blocks before their use: a tile's store takes long.
 template <class Form>
 int64_t amx_panel(const Matrix& matrix, int64_t panel, const Activations& x, int64_t rows, const Output& out) {
-    if (Form::GROUP != 32 || rows < FEWEST_TILE_ROWS) return 0;
-    constexpr int64_t AHEAD = 4;
+    if (Form::GROUP != 32 || rows < FEWEST_ROWS) return 0;
+    constexpr int64_t AHEAD = 2, RING = 4;
     const int64_t num_blocks = x.num_blocks;
     const int8_t* weights = signed_panel<Form>(matrix, panel, num_blocks);
-    alignas(64) int32_t exact[2 * AHEAD][256];
+    alignas(64) int32_t exact[RING][256];
     int64_t row = 0;
     for (; rows - row >= FEWEST_TILE_ROWS; row += TILE_ROWS) {
         const uint8_t* record = matrix.records + panel * num_blocks * Form::RECORD_BYTES;
@@ -95,15 +88,15 @@ int64_t amx_panel(const Matrix& matrix, int64_t panel, const Activations& x, int
         UNROLL
         for (int r = 0; r < TILE_ROWS; r++) sum[r] = set(0.0f);
         for (int64_t block = 0; block < std::min(AHEAD, num_blocks); block++)
-            multiply_block(x.codes_of(row, block), weights + block * 512, block, exact[block]);
+            multiply_block(x.codes_of(row, block), weights + block * 512, exact[block]);
         for (int64_t block = 0; block < num_blocks; block++, record += Form::RECORD_BYTES) {
             const int64_t next = block + AHEAD;
             if (next < num_blocks)
-                multiply_block(x.codes_of(row, next), weights + next * 512, next, exact[next % (2 * AHEAD)]);
+                multiply_block(x.codes_of(row, next), weights + next * 512, exact[next % RING]);
             // The next panel comes from afar; ask for it while there is work.
-            for (int64_t i = 0; i < Form::RECORD_BYTES; i += 64)
+            for (int64_t i = 0; row == 0 && i < Form::RECORD_BYTES; i += 64)
                 __builtin_prefetch(record + num_blocks * Form::RECORD_BYTES + i, 0, 2);
-            add_block<Form>(exact[block % (2 * AHEAD)], record, super, x, row, block, sum);
+            add_block<Form>(exact[block % RING], record, super, x, row, block, sum);
             if (Form::SUB && block % 8 == 7) super += Form::SUPER_HALVES;
         }
         const int64_t count = std::min(TILE_ROWS, rows - row);

@@ -147,7 +147,7 @@ PyObject* quantize(PyObject*, PyObject* arguments) {
     quantize_row(reinterpret_cast<const float*>(x), size, to, 0);
     for (int64_t block = 0; block < to.num_blocks; block++) {
         std::memcpy(reinterpret_cast<int8_t*>(codes) + block * BLOCK, to.codes_of(0, block), BLOCK);
-        reinterpret_cast<float*>(scales)[block] = to.scales[block * ROW_TILE];
+        reinterpret_cast<float*>(scales)[block] = to.scales[block * ROW_STRIDE];
     }
     Py_RETURN_NONE;
 }

@@ -8,24 +8,27 @@ namespace {
 constexpr int BLOCK = 32;
 constexpr int64_t ROW_TILE = 128;  // rows that pass through a layer together; what they need stays in the cache
 
+// From a block's rows to the next block's: more than ROW_TILE, or all blocks would share the same lines of the cache.
+constexpr int64_t ROW_STRIDE = ROW_TILE + 16;
+
 // Up to ROW_TILE rows, quantized. Blocks lie one after the other, each with all its rows, so that a row is at a fixed
 // distance from the next. Sums are kept for zero points (integer) and for minima (times the scale), of each block
 // and of each half of one.
 struct Activations {
     int64_t num_blocks;       // of a row
-    int8_t* codes;            // [blocks][ROW_TILE][32]
-    float* scales;            // [blocks][ROW_TILE]
-    int32_t* sums;            // [blocks][ROW_TILE]
-    int32_t* half_sums;       // [blocks][2][ROW_TILE]
-    float* scaled_sums;       // [blocks][ROW_TILE]
-    float* scaled_half_sums;  // [blocks][2][ROW_TILE]
+    int8_t* codes;            // [blocks][ROW_STRIDE][32]
+    float* scales;            // [blocks][ROW_STRIDE]
+    int32_t* sums;            // [blocks][ROW_STRIDE]
+    int32_t* half_sums;       // [blocks][2][ROW_STRIDE]
+    float* scaled_sums;       // [blocks][ROW_STRIDE]
+    float* scaled_half_sums;  // [blocks][2][ROW_STRIDE]
 
-    const int8_t* codes_of(int64_t row, int64_t block) const { return codes + (block * ROW_TILE + row) * BLOCK; }
+    const int8_t* codes_of(int64_t row, int64_t block) const { return codes + (block * ROW_STRIDE + row) * BLOCK; }
 };
 
 // One block. Where a number is not finite the scale is NaN, so that the product is; below 1e-30 all is zero.
 inline float quantize_block(F a, F b, int8_t* codes, int32_t* sums) {
-    int32_t bits = largest(imax(abs_bits(a), abs_bits(b)));
+    int32_t bits = largest_lane(imax(abs_bits(a), abs_bits(b)));
     float largest_magnitude, scale;
     std::memcpy(&largest_magnitude, &bits, 4);
     if (bits >= 0x7f800000 || largest_magnitude < 1e-30f) {
@@ -35,13 +38,11 @@ inline float quantize_block(F a, F b, int8_t* codes, int32_t* sums) {
         return scale;
     }
     F inverse = set(127.0f / largest_magnitude);
-    store_int8(codes, round_int(mul(a, inverse)));
-    store_int8(codes + LANES, round_int(mul(b, inverse)));
-    for (int half = 0; half < 2; half++) {
-        int32_t sum = 0;
-        for (int i = 0; i < LANES; i++) sum += codes[half * LANES + i];
-        sums[half] = sum;
-    }
+    const I first = round_int(mul(a, inverse)), second = round_int(mul(b, inverse));
+    store_int8(codes, first);
+    store_int8(codes + LANES, second);
+    sums[0] = lane_sum(first);
+    sums[1] = lane_sum(second);
     return largest_magnitude / 127.0f;
 }
 
@@ -49,7 +50,7 @@ inline float quantize_block(F a, F b, int8_t* codes, int32_t* sums) {
 inline void quantize_row(const float* x, int64_t size, const Activations& to, int64_t row) {
     for (int64_t block = 0; block < to.num_blocks; block++) {
         const float* from = x + block * BLOCK;
-        const int64_t at = block * ROW_TILE + row;
+        const int64_t at = block * ROW_STRIDE + row;
         int32_t sums[2];
         F second = block * BLOCK + LANES < size ? load(from + LANES) : set(0.0f);
         const float scale = quantize_block(load(from), second, to.codes + at * BLOCK, sums);
@@ -57,8 +58,8 @@ inline void quantize_row(const float* x, int64_t size, const Activations& to, in
         to.sums[at] = sums[0] + sums[1];
         to.scaled_sums[at] = scale * static_cast<float>(to.sums[at]);
         for (int half = 0; half < 2; half++) {
-            to.half_sums[at + (block + half) * ROW_TILE] = sums[half];
-            to.scaled_half_sums[at + (block + half) * ROW_TILE] = scale * static_cast<float>(sums[half]);
+            to.half_sums[at + (block + half) * ROW_STRIDE] = sums[half];
+            to.scaled_half_sums[at + (block + half) * ROW_STRIDE] = scale * static_cast<float>(sums[half]);
         }
     }
 }
