@@ -141,8 +141,8 @@ class Assembly:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
         assert self._tail is not None
         result, links = self._tail.record(plan.step, draws, (*plan.step.timings, timing), now)
-        # The client first: its token does not wait for the head's next step.
-        return [*out, *self._perform_links(links, now), *self.tell_head(result, now)]
+        # The head first: every sequence waits for its next step, and a client's token only for this one send.
+        return [*out, *self.tell_head(result, now), *self._perform_links(links, now)]
 
     def fail_step(self, step: Step, detail: str, now: float) -> list[Instruction]:
         """The forward pass raised: the epoch ends, and its requests with it."""
