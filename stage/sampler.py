@@ -16,6 +16,7 @@ Log probabilities are the model's own: of the logits as they came, before step 1
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,9 +76,12 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     Raises:
         InvalidLogits: `logits` hold a NaN or no finite maximum.
     """
-    if not np.isfinite(logits.max()):
+    # Of NaNs and largest values, `argmax` finds the first: it is the greedy choice, and it says whether there is any.
+    largest = int(logits.argmax())
+    if not math.isfinite(logits[largest]):
         raise InvalidLogits("the model's logits are not finite")
-    token_id = _choose(_penalized(logits, params, counts), params, position)
+    values = _penalized(logits, params, counts)
+    token_id = largest if params.is_greedy and values is logits else _choose(values, params, position)
     if params.logprobs is None:
         return Sampled(token_id)
     return _with_logprobs(token_id, logits, params.logprobs)
