@@ -15,8 +15,10 @@ _FIRST_TOKENS_BESIDE_DECODES = 32
 """Before anything is known."""
 _GRANULES = (32, 8)
 """Kernels compute rows in tiles; a chunk that is long enough fills whole ones."""
+_DECODES_ALONE_EVERY = 16
+"""Of the steps that hold decodes while there are prompts, one in so many holds no chunk: it tells what decodes cost."""
 _POSITIONS_PER_KEY = 512
-_SMOOTHING = 0.3
+_SMOOTHING = 0.15
 
 
 class _Table:
@@ -46,6 +48,7 @@ class ChunkBudget:
     def __init__(self, max_tokens: int, target_s: float) -> None:
         self._max_tokens, self._target_s = max_tokens, target_s
         self._decode_s, self._token_s = _Table(), _Table()
+        self._num_shared = 0
 
     def room_s(self, num_decodes: int) -> float:
         """Time for the chunks of one step: little while others decode, `num_decodes` to a step; plenty otherwise."""
@@ -75,6 +78,10 @@ class ChunkBudget:
         Half of the time is the oldest's, so that it never starves, and all that the others do not need. Of these the
         one with the fewest tokens left comes first: a short prompt does not wait for a long one to end.
         """
+        if num_decodes:
+            self._num_shared += 1
+            if self._num_shared % _DECODES_ALONE_EVERY == 0:
+                return []
         room_s, room_tokens = self.room_s(num_decodes), self._max_tokens
         by_age = sorted(prompts, key=lambda s: s.seq_id)
         others = sorted(by_age[1:], key=lambda s: (s.num_unscheduled, s.seq_id))
@@ -105,8 +112,9 @@ class ChunkBudget:
             # Seen for the first time, and not alone: decodes are what the chunks do not explain.
             self._decode_s.learn(num_decodes, max(slowest_s - chunk_s, slowest_s / 10))
             return
-        # The one pass over the weights, which all rows share, is in what decodes cost.
-        factor = max(slowest_s - (decode_s or 0.0), slowest_s / 10) / chunk_s
+        # The one pass over the weights, which all rows share, is in what decodes cost. Beside long decodes a short
+        # chunk is learnt about slowly: most of what the step took too long is not its own.
+        factor = slowest_s / (chunk_s + (decode_s or 0.0))
         for piece in chunks:
             position = piece.pos_start + piece.num_tokens // 2
             self._token_s.learn(position // _POSITIONS_PER_KEY, factor * self._seconds_per_token(position))

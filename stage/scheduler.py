@@ -181,7 +181,8 @@ class Scheduler:
 
     def _add_chunks(self, draft: _Draft) -> None:
         prompts = [s for s in self._running.values() if s.is_schedulable and not s.is_decoding]
-        for sequence, num_tokens in self._chunks.share_out(prompts, self._decodes_per_step()):
+        shares = self._chunks.share_out(prompts, self._decodes_per_step()) if prompts else []
+        for sequence, num_tokens in shares:
             # An older one of this very step may have preempted it.
             if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, num_tokens):
                 self._add_slice(draft, sequence, num_tokens)
