@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from test_stage_scheduler import limits, sampled, sequence
@@ -72,7 +73,7 @@ class Pipeline:
     def gaps(self, seq_ids: range, start: float, end: float) -> list[float]:
         """Between the tokens of each sequence within a span, sorted."""
         spans = [[at for at in self.arrivals[seq_id] if start <= at <= end] for seq_id in seq_ids]
-        return sorted(late - early for span in spans for early, late in zip(span, span[1:], strict=False))
+        return sorted(late - early for span in spans for early, late in pairwise(span))
 
 
 def pipeline(num_decoding: int = 4, noise: float = 0.0, num_stages: int = 2) -> Pipeline:
