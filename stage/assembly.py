@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -135,7 +134,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = replace(timing, stage_index=self.stage_index)
+        timing = timing.at(self.stage_index)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]

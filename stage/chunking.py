@@ -101,11 +101,11 @@ class ChunkBudget:
 
     def observe(self, slices: tuple[Slice, ...], timings: Iterable[StageTiming]) -> None:
         """Learn from a finished step."""
-        slowest_s = max((timing.compute_s for timing in timings), default=0.0)
+        slowest_s = max([timing.compute_s for timing in timings], default=0.0)
         if slowest_s <= 0 or not slices:
             return
         chunks = [piece for piece in slices if piece.phase is Phase.PREFILL]
-        num_decodes = sum(piece.phase is Phase.DECODE for piece in slices)
+        num_decodes = len(slices) - len(chunks)
         decode_s = self._decode_s.get(num_decodes)
         chunk_s = sum(self.seconds(piece.num_tokens, piece.pos_start) for piece in chunks)
         if num_decodes and (not chunks or decode_s is None):

@@ -101,8 +101,17 @@ class StepExecutor:
     @staticmethod
     def forward(plan: Plan, hidden_states: npt.NDArray[np.float32] | None, timing: StageTiming) -> Step:
         """The step as the next stage gets it: float32 [T, D] activations, this stage's time added."""
-        tensor = None if hidden_states is None else Tensor.from_numpy(hidden_states)
-        return replace(plan.step, hidden_states=tensor, timings=(*plan.step.timings, timing))
+        step = plan.step
+        return Step(
+            step_id=step.step_id,
+            releases=step.releases,
+            starts=step.starts,
+            slices=step.slices,
+            finishes=step.finishes,
+            timings=(*step.timings, timing),
+            token_ids=step.token_ids,
+            hidden_states=None if hidden_states is None else Tensor.from_numpy(hidden_states),
+        )
 
 
 def _without_missed(

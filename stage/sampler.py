@@ -53,17 +53,18 @@ class PenaltyCounts:
     """Which tokens a request holds and how often it has generated each; empty where no penalty asks."""
 
     def __init__(self, vocab_size: int, params: SamplingParams) -> None:
-        size = vocab_size if params.has_penalties else 0
+        self.is_counting = params.has_penalties
+        size = vocab_size if self.is_counting else 0
         self.is_seen: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.num_generated: NDArray[np.int32] = np.zeros(size, dtype=np.int32)
 
     def add_prompt(self, token_ids: NDArray[np.int32]) -> None:
         """Tokens of the prompt, restored ones included."""
-        if len(self.is_seen):
+        if self.is_counting:
             self.is_seen[token_ids] = True
 
     def add_generated(self, token_id: int) -> None:
-        if len(self.is_seen):
+        if self.is_counting:
             self.is_seen[token_id] = True
             self.num_generated[token_id] += 1
 

@@ -253,7 +253,8 @@ class Scheduler:
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
         """
-        while self._new_blocks(sequence, num_tokens) > self.num_free_blocks:
+        num_new = self._new_blocks(sequence, num_tokens)
+        while num_new and num_new > self.num_free_blocks:
             candidates = [s for s in self._running.values() if s.seq_id not in draft.taken]
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
             if victim is sequence:

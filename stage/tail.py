@@ -85,14 +85,16 @@ class TailCore:
 
     def _take_tokens(self, step: Step) -> None:
         """Add tokens not seen before to each history; a replayed one is counted already."""
-        token_ids, row = step.token_ids.to_numpy(), 0
+        end = 0
         for piece in step.slices:
+            end += piece.num_tokens
             request = self._requests.get(piece.seq_id)
             if request is not None and not piece.missed:
-                new = token_ids[row + max(0, request.num_tokens - piece.pos_start) : row + piece.num_tokens]
-                request.counts.add_prompt(new)
-                request.num_tokens += len(new)
-            row += piece.num_tokens
+                num_new = min(piece.num_tokens, piece.pos_start + piece.num_tokens - request.num_tokens)
+                if num_new > 0:
+                    request.num_tokens += num_new
+                    if request.counts.is_counting:
+                        request.counts.add_prompt(step.token_ids.to_numpy()[end - num_new : end])
 
     def draw(self, step: Step, logits: npt.NDArray[np.float32]) -> list[Draw]:
         """Sample for each slice that asks for it; `logits` float32 [R, V] holds one row for each of those."""

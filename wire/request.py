@@ -40,6 +40,10 @@ class StageTiming:
     sample_s: float
     codec_s: float
 
+    def at(self, stage_index: int) -> StageTiming:
+        """The same, of another stage."""
+        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
