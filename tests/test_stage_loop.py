@@ -28,7 +28,7 @@ from stagewire.wire.control import Assemble, Assembled, Register, Registered
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import Phase, Repeat, SequenceResult, SequenceStart, Slice, Step, StepResult
+from stagewire.wire.ring import Phase, Repeat, SequenceStart, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
 
@@ -167,8 +167,8 @@ def test_every_step_gets_its_result_and_its_times(neighbours: Neighbours) -> Non
         results.append(result)
         tails.append(tail)
     assert [result.step_id for result in results] == [*range(1, 11)]
-    assert all(isinstance(item, SequenceResult) and len(item.token_ids) == 1 for r in results for item in r.results)
-    assert min(tail.compute_s for tail in tails) < FORWARD_S + 0.02
+    assert all(len(item.token_ids) == 1 for result in results for item in result.results)
+    assert min(tail.compute_s for tail in tails) < 2 * FORWARD_S
 
 
 def test_steps_that_wait_together_are_computed_in_order(neighbours: Neighbours) -> None:
