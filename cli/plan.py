@@ -24,7 +24,9 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="a name from `stagewire models`, or a .gguf file (default: %(default)s)",
     )  # fmt: skip
     cut = parser.add_mutually_exclusive_group()
-    cut.add_argument("--stages", type=int, metavar="N", help="cut the model into N equal parts (default: 2)")
+    cut.add_argument(
+        "--stages", type=int, metavar="N", help="cut the model into N parts that take equal time (default: 2)"
+    )
     cut.add_argument(
         "--split", action="append", metavar="RANGES",
         help="cut it at will, as in 0:12,12:30; again for another pipeline of another cut",

@@ -12,11 +12,13 @@ from types import TracebackType
 
 from stagewire.client import Client
 from stagewire.cluster.command import broker_command, stage_command
+from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
+from stagewire.wire.card import ModelConfig
 from stagewire.wire.condition import WireCondition
 from stagewire.wire.errors import ClusterError, StagewireError
 from stagewire.wire.status import Status
@@ -66,8 +68,9 @@ class LocalCluster:
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress or (lambda _line: None)
+        config = _read_config(model, self._progress)
         pipelines = plan_pipelines(
-            _count_layers(model, self._progress), stages=stages, split=split, replicas=replicas,
+            config.num_layers, last_extra=projection_layers(config), stages=stages, split=split, replicas=replicas,
             device=device, threads=threads, precision=precision, conditions=conditions,
             limits=limits or StageLimits(),
         )  # fmt: skip
@@ -271,6 +274,6 @@ class LocalCluster:
         return stages if self._broker is None else [self._broker, *stages]
 
 
-def _count_layers(model: str, progress: Progress) -> int:
+def _read_config(model: str, progress: Progress) -> ModelConfig:
     with GgufFile.open(resolve(model, progress)) as gguf:
-        return read_config(gguf).num_layers
+        return read_config(gguf)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from stagewire.cluster.plan import LayerRange, equal_split, parse_split
+from stagewire.cluster.plan import LayerRange, balanced_split, parse_split
 from stagewire.wire.condition import WireCondition
 from stagewire.wire.errors import SettingsError
 
@@ -80,12 +80,13 @@ def plan_pipelines(
     precision: str | None = None,
     conditions: Mapping[str, WireCondition] | None = None,
     limits: StageLimits = StageLimits(),
+    last_extra: float = 0.0,
 ) -> tuple[tuple[StageSpec, ...], ...]:
     """Spreads a model over stages.
 
     Args:
         num_layers: of the model.
-        stages: so many equal parts; without `stages` and `split`, two.
+        stages: so many parts that take about equal time; without `stages` and `split`, two.
         split: the parts by name, as in `0:12,12:30`; several splits make pipelines of different cuts.
         replicas: how many of each pipeline.
         device: one for all stages, or one for each stage of a pipeline.
@@ -94,13 +95,14 @@ def plan_pipelines(
         conditions: simulate a network: `hop` between neighbours, or `hop.1` only out of stage 1, `feed` into
             the head, `return` to clients. Every link draws from a seed of its own.
         limits: of all stages.
+        last_extra: what the last stage computes besides its layers, in layers (`plan.projection_layers`).
 
     Raises:
         SettingsError: INVALID_LAYER_RANGE, or INVALID_SETTING, naming what is wrong.
     """
     if not 1 <= replicas <= MAX_REPLICAS:
         raise SettingsError(f"replicas={replicas}: must be between 1 and {MAX_REPLICAS}")
-    cuts = _cuts(num_layers, stages, split)
+    cuts = _cuts(num_layers, stages, split, last_extra)
     _check_links(conditions or {}, max(len(cut) for cut in cuts))
     devices: list[str | None] = [device] if device is None or isinstance(device, str) else list(device)
     thread_counts: list[int | None] = [threads] if threads is None or isinstance(threads, int) else list(threads)
@@ -124,11 +126,13 @@ def plan_pipelines(
     return tuple(pipeline(cut) for cut in cuts) * replicas
 
 
-def _cuts(num_layers: int, stages: int | None, split: str | Sequence[str] | None) -> list[tuple[LayerRange, ...]]:
+def _cuts(
+    num_layers: int, stages: int | None, split: str | Sequence[str] | None, last_extra: float
+) -> list[tuple[LayerRange, ...]]:
     if stages is not None and split is not None:
         raise SettingsError("stages and split: give one of them")
     if split is None:
-        return [equal_split(num_layers, DEFAULT_NUM_STAGES if stages is None else stages)]
+        return [balanced_split(num_layers, DEFAULT_NUM_STAGES if stages is None else stages, last_extra)]
     splits = [split] if isinstance(split, str) else list(split)
     if not splits:
         raise SettingsError("split=[]: name at least one, as in 0:12,12:30")

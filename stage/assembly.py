@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -135,14 +134,14 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = replace(timing, stage_index=self.stage_index)
+        timing = timing.at(self.stage_index)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
         assert self._tail is not None
         result, links = self._tail.record(plan.step, draws, (*plan.step.timings, timing), now)
-        # The client first: its token does not wait for the head's next step.
-        return [*out, *self._perform_links(links, now), *self.tell_head(result, now)]
+        # The head first: every sequence waits for its next step, and a client's token only for this one send.
+        return [*out, *self.tell_head(result, now), *self._perform_links(links, now)]
 
     def fail_step(self, step: Step, detail: str, now: float) -> list[Instruction]:
         """The forward pass raised: the epoch ends, and its requests with it."""

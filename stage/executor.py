@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,24 +51,21 @@ class StepExecutor:
         for seq_id in step.releases:
             self._tables.release(seq_id)
         self._check_sizes(step)
-        slices, kept, rows, logit_rows = [], [], 0, []
         misses: list[Miss] = []
-        offsets = np.zeros(len(step.token_ids), dtype=bool)
-        offset = 0
-        for piece in step.slices:
-            held = piece if piece.missed else self._append(piece, step.step_id, misses)
-            slices.append(held)
-            if not held.missed:
-                table = np.ascontiguousarray(self._tables.block_table(piece.seq_id), dtype=np.int32)
+        slices = tuple([piece if piece.missed else self._append(piece, step.step_id, misses) for piece in step.slices])
+        kept, logit_rows, rows = [], [], 0
+        for piece in slices:
+            if not piece.missed:
+                table = self._tables.block_table(piece.seq_id)
                 kept.append(SequenceRows(rows, piece.num_tokens, piece.pos_start, table))
                 rows += piece.num_tokens
-                offsets[offset : offset + piece.num_tokens] = True
                 if piece.sample:
                     logit_rows.append(rows - 1)
-            offset += piece.num_tokens
-        batch = Batch.of(step.token_ids.to_numpy()[offsets], kept, logit_rows) if kept else None
-        hidden_states = self._input(step, offsets)
-        return Plan(replace(step, slices=tuple(slices)), batch, hidden_states, tuple(misses))
+        token_ids, hidden_states = step.token_ids.to_numpy(), self._sent(step)
+        if rows < len(token_ids):
+            token_ids, hidden_states = _without_missed(token_ids, hidden_states, step.slices, slices)
+        batch = Batch.of(token_ids, kept, logit_rows) if kept else None
+        return Plan(replace(step, slices=slices) if misses else step, batch, hidden_states, tuple(misses))
 
     def _append(self, piece: Slice, step_id: int, misses: list[Miss]) -> Slice:
         held = self._tables.append(piece.seq_id, piece.pos_start, piece.num_tokens)
@@ -80,9 +78,13 @@ class StepExecutor:
         return piece
 
     def _check_sizes(self, step: Step) -> None:
-        num_tokens = sum(piece.num_tokens for piece in step.slices)
-        num_rows = sum(piece.num_tokens for piece in step.slices if not piece.missed)
-        if len(step.token_ids) != num_tokens or any(piece.num_tokens < 1 for piece in step.slices):
+        num_tokens = num_rows = 0
+        for piece in step.slices:
+            if piece.num_tokens < 1:
+                raise StepFailed(f"step {step.step_id}: a slice of {piece.num_tokens} tokens")
+            num_tokens += piece.num_tokens
+            num_rows += 0 if piece.missed else piece.num_tokens
+        if len(step.token_ids) != num_tokens:
             raise StepFailed(f"step {step.step_id}: {len(step.token_ids)} token ids for {num_tokens} tokens")
         if self._is_first or not num_rows:
             return
@@ -90,16 +92,36 @@ class StepExecutor:
         if shape != (num_rows, self._hidden_size):
             raise StepFailed(f"step {step.step_id}: hidden states {shape} for {(num_rows, self._hidden_size)}")
 
-    def _input(self, step: Step, taken: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32] | None:
-        """The rows that an earlier stage sent, less those that this one misses."""
+    def _sent(self, step: Step) -> npt.NDArray[np.float32] | None:
+        """The rows that an earlier stage computed."""
         if self._is_first or step.hidden_states is None:
             return None
-        sent = np.concatenate([np.full(p.num_tokens, not p.missed) for p in step.slices])
-        hidden_states = step.hidden_states.to_numpy().astype(np.float32, copy=False)
-        return hidden_states if taken[sent].all() else np.ascontiguousarray(hidden_states[taken[sent]])
+        return step.hidden_states.to_numpy().astype(np.float32, copy=False)
 
     @staticmethod
     def forward(plan: Plan, hidden_states: npt.NDArray[np.float32] | None, timing: StageTiming) -> Step:
         """The step as the next stage gets it: float32 [T, D] activations, this stage's time added."""
-        tensor = None if hidden_states is None else Tensor.from_numpy(hidden_states)
-        return replace(plan.step, hidden_states=tensor, timings=(*plan.step.timings, timing))
+        step = plan.step
+        return Step(
+            step_id=step.step_id,
+            releases=step.releases,
+            starts=step.starts,
+            slices=step.slices,
+            finishes=step.finishes,
+            timings=(*step.timings, timing),
+            token_ids=step.token_ids,
+            hidden_states=None if hidden_states is None else Tensor.from_numpy(hidden_states),
+        )
+
+
+def _without_missed(
+    token_ids: npt.NDArray[np.int32],
+    hidden_states: npt.NDArray[np.float32] | None,
+    sent: Sequence[Slice],
+    kept: Sequence[Slice],
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
+    """Leave out the rows of missed slices; those that were missed before (`sent`) have no hidden states."""
+    num_tokens = [piece.num_tokens for piece in sent]
+    is_sent = np.repeat([not piece.missed for piece in sent], num_tokens)
+    is_kept = np.repeat([not piece.missed for piece in kept], num_tokens)
+    return token_ids[is_kept], None if hidden_states is None else hidden_states[is_kept[is_sent]]

@@ -1,10 +1,12 @@
 """The stage's loop: sockets, time and the forward pass. It decides nothing; `StageCore` does.
 
-One turn: receive what has arrived, tick, compute at most one step, send what is due.
+One turn: receive what has arrived, tick when it is time, compute at most one step, send what is due. Whatever stands
+between two forward passes is paid for every token, so a turn does nothing that can be done at a tick.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -26,9 +28,11 @@ from stagewire.stage.instructions import (
 )
 from stagewire.stage.operators import Operators
 from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
+from stagewire.stage.poll_until import poll_until
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.send_socket import SendSocket
 from stagewire.stage.settings import StageSettings
-from stagewire.wire.codec import Frame, Frames, decode, decode_ring, encode, encode_ring
+from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.frontend import Card, GetCard
 from stagewire.wire.outbox import Outbox
@@ -38,7 +42,8 @@ from stagewire.wire.tensor import Blob
 
 log = logging.getLogger("stagewire.stage")
 
-_TICK_MS = 50
+_TICK_S = 0.05
+_FULL_SOCKET_S = 0.001
 _REGISTER_AGAIN_S = 1.0
 _MAX_RECEIVES = 256
 _OUTBOX_LIMIT = 4096
@@ -63,17 +68,17 @@ class StageLoop:
         self._operators, self._heartbeat, self._card = operators, heartbeat, card
         self._poller = zmq.Poller()
         self._data = data
-        self._control = context.socket(zmq.DEALER)
-        self._control.set(zmq.LINGER, 200)
-        self._control.connect(settings.control_endpoint)
+        self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
+        self._control.socket.set(zmq.LINGER, 200)
+        self._control.socket.connect(settings.control_endpoint)
         self._poller.register(self._data, zmq.POLLIN)
-        self._poller.register(self._control, zmq.POLLIN)
-        self._control_outbox = Outbox(_OUTBOX_LIMIT)
-        self._pushes: dict[type[SendNext] | type[SendHead], tuple[Socket, Outbox]] = {}
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._pushes: dict[type[SendNext] | type[SendHead], SendSocket] = {}
         self._pairs = PairSockets(context, self._poller, settings.return_condition)
         self._exit: Exit | None = None
         self._codec_s = 0.0
         self._is_busy = False
+        self._tick_at = self._register_at = 0.0
 
     def run(self, on_ready: Callable[[], None], stop: threading.Event) -> None:
         """Serve until `stop` is set.
@@ -81,13 +86,11 @@ class StageLoop:
         Raises:
             StagewireError: the broker does not want this stage.
         """
-        is_ready, register_at = False, 0.0
+        is_ready = False
         log.info("event=registering control=%s", self._settings.control_endpoint)
+        # What has been loaded stays: a collection that walks over it again takes as long as many tokens.
+        gc.freeze()
         while not stop.is_set() and self._exit is None:
-            now = time.monotonic()
-            if self._heartbeat.is_unknown() or (not self._core.is_registered and now >= register_at):
-                self._perform([SendControl(self._core.register())], now)
-                register_at = now + _REGISTER_AGAIN_S
             self._turn()
             if self._core.is_registered and not is_ready:
                 is_ready = True
@@ -101,19 +104,20 @@ class StageLoop:
         # Whoever leaves in order says so, and nobody waits for its silence to show.
         now = time.monotonic()
         self._perform([SendControl(self._core.bye())], now)
-        self._control_outbox.flush(lambda due: _try_send(self._control, due), now)
+        self._control.flush(now)
         self._pairs.close_all()
         self._close_ring()
-        self._control.close()
+        self._control.socket.close()
         self._data.close(linger=0)
 
     # --- one turn ---
 
     def _turn(self) -> None:
-        timeout_ms = 0 if self._is_busy else self._timeout_ms(time.monotonic())
-        self._receive(dict(self._poller.poll(timeout_ms)))
         now = time.monotonic()
-        self._perform(self._core.tick(now), now)
+        self._receive(poll_until(self._poller, now if self._is_busy else self._next_due(now)))
+        now = time.monotonic()
+        if now >= self._tick_at:
+            self._tick(now)
         assembly = self._core.assembly
         step = assembly.next_step(now) if assembly else None
         self._is_busy = step is not None
@@ -121,19 +125,25 @@ class StageLoop:
             self._compute(assembly, step)
         self._flush(time.monotonic())
 
-    def _timeout_ms(self, now: float) -> int:
-        dues = [box.next_due() for box in (self._control_outbox, *(box for _, box in self._pushes.values()))]
+    def _next_due(self, now: float) -> float:
+        """When the loop must be awake: to send what simulates a network's delay, or to tick."""
+        dues = [link.outbox.next_due() for link in (self._control, *self._pushes.values())]
         dues.append(self._pairs.next_due())
-        waits = [max(0.0, due - now) for due in dues if due is not None]
-        # A due time in the past means a full socket: do not spin on it. The last millisecond before one is spun,
-        # since poll counts in milliseconds and a simulated network is to be exact.
-        return min([int(1000 * wait) if wait else 1 for wait in waits] + [_TICK_MS])
+        # A due time in the past means a full socket: do not spin on it.
+        return min([due if due > now else now + _FULL_SOCKET_S for due in dues if due is not None] + [self._tick_at])
+
+    def _tick(self, now: float) -> None:
+        self._tick_at = now + _TICK_S
+        if self._heartbeat.is_unknown() or (not self._core.is_registered and now >= self._register_at):
+            self._perform([SendControl(self._core.register())], now)
+            self._register_at = now + _REGISTER_AGAIN_S
+        self._perform(self._core.tick(now), now)
 
     def _receive(self, ready: dict[Socket, int]) -> None:
         if self._data in ready:
             self._drain(self._data, self._take_ring)
-        if self._control in ready:
-            self._drain(self._control, self._take_control)
+        if self._control.socket in ready:
+            self._drain(self._control.socket, self._take_control)
         for event in self._pairs.receive(ready):
             now = time.monotonic()
             if isinstance(event, LinkGone):
@@ -141,13 +151,19 @@ class StageLoop:
             else:
                 self._take_link(event, now)
 
-    def _drain(self, socket: Socket, take: Callable[[list[memoryview], float], None]) -> None:
+    @staticmethod
+    def _drain(socket: Socket, take: Callable[[Frames, float], None]) -> None:
+        """Take all that waits at a socket, of which poll has said that it is ready."""
         for _ in range(_MAX_RECEIVES):
             try:
-                frames = socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+                # Copied: a frame that is not costs more by itself than copying most messages does.
+                frames = socket.recv_multipart(flags=zmq.NOBLOCK)
             except zmq.Again:
                 return
-            take([frame.buffer for frame in frames], time.monotonic())
+            take(frames, time.monotonic())
+            # An exception would say it as well, at the price of a message.
+            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
 
     def _take_ring(self, frames: Frames, now: float) -> None:
         try:
@@ -185,16 +201,17 @@ class StageLoop:
 
     def _compute(self, assembly: Assembly, step: Step) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        started = time.monotonic()
-        self._heartbeat.progress.begin(started)
+        begun = time.monotonic()
+        self._heartbeat.progress.begin(begun)
         try:
-            self._perform(assembly.begin_step(step, started), started)
+            self._perform(assembly.begin_step(step, begun), begun)
             plan = assembly.executor.plan(step)
+            started = time.monotonic()
             output = self._operators.forward(plan.batch, plan.hidden_states) if plan.batch else None
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()
-            timing = StageTiming(0, 1, computed - started, drawn - computed, self._codec_s)
+            timing = StageTiming(assembly.stage_index, 1, computed - started, drawn - computed, self._codec_s)
             self._codec_s = 0.0
             self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
         except Exception as error:
@@ -228,20 +245,17 @@ class StageLoop:
                 self._exit = instruction
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
-        socket, outbox = self._pushes[type(send)]
         started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
         self._codec_s += time.monotonic() - started
-        if not outbox.put(frames, now):
+        if not self._pushes[type(send)].put(frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")
-        outbox.flush(lambda due: _try_send(socket, due), now)
 
     def _send_control(self, send: SendControl, now: float) -> None:
-        if not self._control_outbox.put(encode(send.message), now):
+        if not self._control.put(encode(send.message), now):
             # Only a broker that has been away for long fills this; it will ask for a report when it is back.
             log.warning("event=control_outbox_full dropped=%s", type(send.message).__name__)
-        self._control_outbox.flush(lambda due: _try_send(self._control, due), now)
 
     def _send_link(self, send: SendLink, now: float) -> None:
         if not self._pairs.send(send, now):
@@ -261,28 +275,20 @@ class StageLoop:
                 socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
                 socket.set(zmq.LINGER, 0)
                 socket.connect(endpoint)
-                self._pushes[kind] = (socket, Outbox(_OUTBOX_LIMIT, condition))
+                self._pushes[kind] = SendSocket(socket, Outbox(_OUTBOX_LIMIT, condition))
 
     def _close_ring(self) -> None:
         log.info("event=ring_closed")
-        for socket, _ in self._pushes.values():
-            socket.close(linger=0)
+        for link in self._pushes.values():
+            link.socket.close(linger=0)
         self._pushes.clear()
 
     def _flush(self, now: float) -> None:
-        for socket, outbox in self._pushes.values():
-            outbox.flush(lambda due, socket=socket: _try_send(socket, due), now)  # type: ignore[misc]
-        self._control_outbox.flush(lambda due: _try_send(self._control, due), now)
+        for link in self._pushes.values():
+            link.flush(now)
+        self._control.flush(now)
         self._pairs.flush(now)
 
 
 def _dial_words(dial: Dial) -> tuple[str, int, str]:
     return dial.client_id, dial.link, dial.endpoint
-
-
-def _try_send(socket: Socket, frames: list[Frame]) -> bool:
-    try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return False
-    return True

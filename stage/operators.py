@@ -60,9 +60,14 @@ class Batch:
         logit_rows: Sequence[int],
     ) -> Batch:
         """Builds a batch, deriving the positions from `slices`."""
-        positions = np.concatenate([part.positions for part in slices]) if slices else np.empty(0, np.int32)
-        rows = np.asarray(logit_rows, dtype=np.int32)
-        batch = cls(np.ascontiguousarray(token_ids, dtype=np.int32), positions, tuple(slices), rows)
+        # From a list: one array for each slice costs more, except in prefill, where it does not matter.
+        positions = [part.pos_start + offset for part in slices for offset in range(part.num_rows)]
+        batch = cls(
+            np.ascontiguousarray(token_ids, dtype=np.int32),
+            np.array(positions, dtype=np.int32),
+            tuple(slices),
+            np.array(logit_rows, dtype=np.int32),
+        )
         batch.check()
         return batch
 
@@ -78,7 +83,8 @@ class Batch:
             assert len(table) * BLOCK_SIZE >= part.pos_start + part.num_rows, part
             row += part.num_rows
         assert row == len(self.token_ids) == len(self.positions), (row, len(self.token_ids))
-        assert not len(self.logit_rows) or 0 <= self.logit_rows.min() <= self.logit_rows.max() < row
+        logit_rows = self.logit_rows.tolist()
+        assert not logit_rows or 0 <= min(logit_rows) <= max(logit_rows) < row, logit_rows
 
 
 class Operators(Protocol):

@@ -9,7 +9,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
-from stagewire.wire.codec import Frame, encode
+from stagewire.stage.send_socket import SendSocket
+from stagewire.wire.codec import encode
 from stagewire.wire.condition import WireCondition
 from stagewire.wire.outbox import Outbox
 
@@ -39,11 +40,14 @@ Socket = zmq.Socket[bytes]
 LinkKey = tuple[str, int]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Pair:
-    socket: Socket
+    sending: SendSocket
     monitor: Socket
-    outbox: Outbox
+
+    @property
+    def socket(self) -> Socket:
+        return self.sending.socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +89,12 @@ class PairSockets:
             (zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES),
         ):
             socket.set(option, value)
-        pair = _Pair(socket, socket.get_monitor_socket(_GONE), Outbox(_OUTBOX_LIMIT, self._condition))
+        sending = SendSocket(socket, Outbox(_OUTBOX_LIMIT, self._condition))
+        pair = _Pair(sending, socket.get_monitor_socket(_GONE))
         self._pairs[dial.client_id, dial.link] = pair
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(pair.monitor, zmq.POLLIN)
-        pair.outbox.put(encode(dial.hello), now)
+        sending.outbox.put(encode(dial.hello), now)
         try:
             socket.connect(dial.endpoint)
         except zmq.ZMQError:
@@ -99,11 +104,7 @@ class PairSockets:
     def send(self, send: SendLink, now: float) -> bool:
         """Queue a message; False when the link's outbox is full, and then the link must go."""
         pair = self._pairs.get((send.client_id, send.link))
-        if pair is None:
-            return True
-        is_queued = pair.outbox.put(encode(send.message), now)
-        pair.outbox.flush(lambda frames: _try_send(pair.socket, frames), now)
-        return is_queued
+        return pair is None or pair.sending.put(encode(send.message), now)
 
     def close(self, close: CloseLink) -> None:
         """Throw a link's socket away; unknown links are ignored."""
@@ -123,12 +124,11 @@ class PairSockets:
     def flush(self, now: float) -> None:
         """Send what is due on every link."""
         for pair in self._pairs.values():
-            if pair.outbox:
-                pair.outbox.flush(lambda frames, pair=pair: _try_send(pair.socket, frames), now)  # type: ignore[misc]
+            pair.sending.flush(now)
 
     def next_due(self) -> float | None:
         """When the first waiting message is due (monotonic seconds)."""
-        dues = [due for pair in self._pairs.values() if (due := pair.outbox.next_due()) is not None]
+        dues = [due for pair in self._pairs.values() if (due := pair.sending.outbox.next_due()) is not None]
         return min(dues, default=None)
 
     def receive(self, ready: dict[Socket, int]) -> Iterator[LinkFrames | LinkGone]:
@@ -144,14 +144,6 @@ class PairSockets:
                 recv_monitor_message(pair.monitor)
                 self.close(CloseLink(*key))
                 yield LinkGone(key)
-
-
-def _try_send(socket: Socket, frames: list[Frame]) -> bool:
-    try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    return True
 
 
 def _try_receive(socket: Socket) -> list[zmq.Frame] | None:

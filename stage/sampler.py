@@ -12,15 +12,20 @@ Order of operations, all in float64:
 9. one number, of (seed, position), picks from what is left, in order of id.
 
 Log probabilities are the model's own: of the logits as they came, before step 1.
+
+Machines of all kinds draw the same from the same logits: each operation is correctly rounded, `exp` and `log` are our
+own, and sums go from the first to the last.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stagewire.stage.exponential import exp_in_place, log, total
 from stagewire.stage.random import uniform
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.sampling import SamplingParams
@@ -48,17 +53,18 @@ class PenaltyCounts:
     """Which tokens a request holds and how often it has generated each; empty where no penalty asks."""
 
     def __init__(self, vocab_size: int, params: SamplingParams) -> None:
-        size = vocab_size if params.has_penalties else 0
+        self.is_counting = params.has_penalties
+        size = vocab_size if self.is_counting else 0
         self.is_seen: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.num_generated: NDArray[np.int32] = np.zeros(size, dtype=np.int32)
 
     def add_prompt(self, token_ids: NDArray[np.int32]) -> None:
         """Tokens of the prompt, restored ones included."""
-        if len(self.is_seen):
+        if self.is_counting:
             self.is_seen[token_ids] = True
 
     def add_generated(self, token_id: int) -> None:
-        if len(self.is_seen):
+        if self.is_counting:
             self.is_seen[token_id] = True
             self.num_generated[token_id] += 1
 
@@ -75,9 +81,12 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     Raises:
         InvalidLogits: `logits` hold a NaN or no finite maximum.
     """
-    if not np.isfinite(logits.max()):
+    # Of NaNs and largest values, `argmax` finds the first: it is the greedy choice, and it says whether there is any.
+    largest = int(logits.argmax())
+    if not math.isfinite(logits[largest]):
         raise InvalidLogits("the model's logits are not finite")
-    token_id = _choose(_penalized(logits, params, counts), params, position)
+    values = _penalized(logits, params, counts)
+    token_id = largest if params.is_greedy and values is logits else _choose(values, params, position)
     if params.logprobs is None:
         return Sampled(token_id)
     return _with_logprobs(token_id, logits, params.logprobs)
@@ -104,8 +113,9 @@ def _choose(values: NDArray[np.floating], params: SamplingParams, position: int)
     assert params.seed is not None, "whoever accepts a request fixes its seed"
     scaled = values.astype(np.float64)
     scaled -= scaled.max()
-    weights = np.exp(scaled / params.temperature)
-    kept = _kept(weights, params)
+    scaled /= params.temperature
+    exp_in_place(scaled)
+    weights, kept = scaled, _kept(scaled, params)
     cumulative = np.cumsum(weights if kept is None else weights[kept])
     index = int(np.searchsorted(cumulative, uniform(params.seed, position) * cumulative[-1], side="right"))
     index = min(index, len(cumulative) - 1)
@@ -120,8 +130,8 @@ def _kept(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.in
     if params.top_k:
         ranked = ranked[: params.top_k]
     if params.top_p < 1.0:
-        total = weights[ranked].sum() if params.top_k else weights.sum()
-        reached = np.searchsorted(np.cumsum(weights[ranked]), params.top_p * total)
+        share = params.top_p * total(weights[ranked] if params.top_k else weights)
+        reached = np.searchsorted(np.cumsum(weights[ranked]), share)
         ranked = ranked[: int(reached) + 1]
     # The most likely token has weight 1.
     return np.sort(ranked[weights[ranked] >= params.min_p])
@@ -143,14 +153,16 @@ def _ranked(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.
 
 def _is_enough(weights: NDArray[np.float64], likely: NDArray[np.intp], params: SamplingParams) -> bool:
     """Whether what top-p or min-p keep is surely among `likely`."""
-    reaches = params.top_p < 1.0 and weights[likely].sum() > params.top_p * weights.sum() * (1 + 1e-9)
+    reaches = params.top_p < 1.0 and total(weights[likely]) > params.top_p * total(weights) * (1 + 1e-9)
     return bool(reaches or weights[likely].min() < params.min_p)
 
 
 def _with_logprobs(token_id: int, logits: NDArray[np.float32], num_top: int) -> Sampled:
     values = logits.astype(np.float64)
     values -= values.max()
-    values -= np.log(np.exp(values).sum())
+    weights = values.copy()
+    exp_in_place(weights)
+    values -= log(total(weights))
     top: tuple[tuple[int, float], ...] = ()
     if num_top:
         threshold = np.partition(values, len(values) - num_top)[len(values) - num_top]

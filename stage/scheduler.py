@@ -1,8 +1,8 @@
 """The head's policy: which sequences form the next step. No sockets, no clocks; the ring calls it.
 
 A step takes, in this order: decodes that are ready (a `num_stages`-th of all, so that every stage has a step to
-work on), then prefill chunks of running sequences, then of newly admitted ones. When blocks run out, the youngest
-running sequence is preempted: rewound and put back in line, never failed.
+work on), then prefill chunks, for as long as the decodes may wait. When blocks run out, the youngest running sequence
+is preempted: rewound and put back in line, never failed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class SchedulerLimits:
 class _Draft:
     """A step under construction; `taken` are the sequences that already have a slice in it."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self) -> None:
         self.releases: list[int] = []
         self.starts: list[SequenceStart] = []
         self.slices: list[Slice] = []
@@ -61,7 +60,7 @@ class Scheduler:
         self._waiting: list[int] = []
         self._releases: list[int] = []
         self._finishes: list[SequenceFinish] = []
-        self._in_flight: dict[int, tuple[float, int]] = {}
+        self._in_flight: dict[int, tuple[float, tuple[Slice, ...]]] = {}
         self._next_step_id = 1
         self.num_preemptions = 0
 
@@ -127,11 +126,11 @@ class Scheduler:
         """The next step, or None when enough are in flight or nothing is to be done."""
         if len(self._in_flight) >= self._limits.num_stages:
             return None
-        draft = _Draft(self._chunks.tokens)
+        draft = _Draft()
         draft.releases, self._releases = self._releases, []
         self._add_decodes(draft)
-        self._continue_prefills(draft)
         self._admit(draft)
+        self._add_chunks(draft)
         self._finish_computed(draft)
         if not (draft.slices or draft.releases or self._finishes):
             return None
@@ -148,15 +147,19 @@ class Scheduler:
             token_ids=TokenIds.of(draft.token_ids),
             hidden_states=None,
         )
-        self._in_flight[step.step_id] = (now, len(draft.token_ids))
+        self._in_flight[step.step_id] = (now, step.slices)
         self._next_step_id += 1
         self._finishes = []
         return step
 
+    def _decodes_per_step(self) -> int:
+        num_decoding = sum(s.is_decoding and not s.is_paused for s in self._running.values())
+        return -(-num_decoding // self._limits.num_stages)
+
     def _add_decodes(self, draft: _Draft) -> None:
-        decoding = [s for s in self._running.values() if s.is_decoding and not s.is_paused]
-        share = -(-len(decoding) // self._limits.num_stages)
-        ready = sorted((s for s in decoding if s.is_schedulable), key=lambda s: (s.last_step, s.seq_id))
+        share = self._decodes_per_step()
+        decoding = [s for s in self._running.values() if s.is_decoding and s.is_schedulable]
+        ready = sorted(decoding, key=lambda s: (s.last_step, s.seq_id))
         for sequence in ready:
             if len(draft.slices) == share:
                 return
@@ -164,19 +167,10 @@ class Scheduler:
             if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, 1):
                 self._add_slice(draft, sequence, 1)
 
-    def _continue_prefills(self, draft: _Draft) -> None:
-        for sequence in sorted(self._running.values(), key=lambda s: s.seq_id):
-            num_tokens = min(draft.room, sequence.num_unscheduled)
-            is_due = sequence.state is SequenceState.RUNNING and sequence.is_schedulable
-            if is_due and num_tokens and not sequence.is_decoding and self._make_room(draft, sequence, num_tokens):
-                self._add_slice(draft, sequence, num_tokens)
-                draft.room -= num_tokens
-
     def _admit(self, draft: _Draft) -> None:
+        """Let those run that have waited longest, as far as there is place; they need not all get a chunk at once."""
         for seq_id in [*self._waiting]:
             sequence = self._sequences[seq_id]
-            if not draft.room:
-                return
             if not sequence.is_schedulable:
                 continue
             if not self._has_place(draft, sequence):
@@ -184,9 +178,14 @@ class Scheduler:
             self._waiting.remove(seq_id)
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
-            num_tokens = min(draft.room, sequence.num_unscheduled)
-            self._add_slice(draft, sequence, num_tokens)
-            draft.room -= num_tokens
+
+    def _add_chunks(self, draft: _Draft) -> None:
+        prompts = [s for s in self._running.values() if s.is_schedulable and not s.is_decoding]
+        shares = self._chunks.share_out(prompts, self._decodes_per_step()) if prompts else []
+        for sequence, num_tokens in shares:
+            # An older one of this very step may have preempted it.
+            if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, num_tokens):
+                self._add_slice(draft, sequence, num_tokens)
 
     def _add_slice(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> None:
         self._announce(draft, sequence)
@@ -233,13 +232,15 @@ class Scheduler:
         return sequence.num_blocks(size, num_tokens) - sequence.num_blocks(size)
 
     def _has_place(self, draft: _Draft, sequence: Sequence) -> bool:
-        """Room for all its tokens, and one block of headroom for each that runs, or else it would thrash.
+        """Room for all its tokens and all of those that run, and a block of headroom for each, or it would thrash.
 
         Paused sequences make way: a client that does not read holds up nobody but itself.
         """
+        size = self._limits.block_size
         while self._running:
-            needed = self._new_blocks(sequence, sequence.num_unscheduled) + len(self._running)
-            if len(self._running) < self._limits.max_sequences and needed <= self.num_free_blocks:
+            promised = sum(s.num_blocks(size, s.num_unscheduled) for s in self._running.values())
+            needed = promised + sequence.num_blocks(size, sequence.num_unscheduled) + len(self._running)
+            if len(self._running) < self._limits.max_sequences and needed <= self._limits.num_blocks:
                 return True
             paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in draft.taken]
             if not paused:
@@ -252,7 +253,8 @@ class Scheduler:
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
         """
-        while self._new_blocks(sequence, num_tokens) > self.num_free_blocks:
+        num_new = self._new_blocks(sequence, num_tokens)
+        while num_new and num_new > self.num_free_blocks:
             candidates = [s for s in self._running.values() if s.seq_id not in draft.taken]
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
             if victim is sequence:

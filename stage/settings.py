@@ -26,8 +26,9 @@ KV_PRECISIONS = ("auto", "f16", "f32")
 class StageSettings:
     """A stage holds layers `[layer_start, layer_end)` of `model`; `layer_end` None means the last.
 
-    `kv_tokens` is the capacity of the KV pool. `chunk_tokens` bounds a prefill chunk; within it, chunks are cut
-    so that the slowest stage takes about `chunk_target_s` for one. The conditions simulate a network.
+    `kv_tokens` is the capacity of the KV pool. `chunk_tokens` bounds a step's prefill chunks; within it, they are cut
+    so that the slowest stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. The
+    conditions simulate a network.
 
     Raises:
         SettingsError: a value is outside its limits; the message names field, value and limit.

@@ -5,6 +5,7 @@ Per step the worker calls `begin` (who is new), `draw` (the sampling, which take
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -24,6 +25,25 @@ from stagewire.wire.ring import SequenceFinish, SequenceResult, SequenceStart, S
 
 
 @dataclass(slots=True)
+class _Spent:
+    """The sum of one stage's timings; added to in place, since every step adds to every sequence of it."""
+
+    steps: int = 0
+    compute_s: float = 0.0
+    sample_s: float = 0.0
+    codec_s: float = 0.0
+
+    def add(self, timing: StageTiming) -> None:
+        self.steps += timing.steps
+        self.compute_s += timing.compute_s
+        self.sample_s += timing.sample_s
+        self.codec_s += timing.codec_s
+
+    def timing(self, stage_index: int) -> StageTiming:
+        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s)
+
+
+@dataclass(slots=True)
 class _Request:
     """A running request: its tokens so far, and what it has used."""
 
@@ -31,7 +51,7 @@ class _Request:
     counts: PenaltyCounts
     num_tokens: int = 0
     num_generated: int = 0
-    timings: dict[int, StageTiming] = field(default_factory=dict)
+    spent: dict[int, _Spent] = field(default_factory=lambda: defaultdict(_Spent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +85,16 @@ class TailCore:
 
     def _take_tokens(self, step: Step) -> None:
         """Add tokens not seen before to each history; a replayed one is counted already."""
-        token_ids, row = step.token_ids.to_numpy(), 0
+        end = 0
         for piece in step.slices:
+            end += piece.num_tokens
             request = self._requests.get(piece.seq_id)
             if request is not None and not piece.missed:
-                new = token_ids[row + max(0, request.num_tokens - piece.pos_start) : row + piece.num_tokens]
-                request.counts.add_prompt(new)
-                request.num_tokens += len(new)
-            row += piece.num_tokens
+                num_new = min(piece.num_tokens, piece.pos_start + piece.num_tokens - request.num_tokens)
+                if num_new > 0:
+                    request.num_tokens += num_new
+                    if request.counts.is_counting:
+                        request.counts.add_prompt(step.token_ids.to_numpy()[end - num_new : end])
 
     def draw(self, step: Step, logits: npt.NDArray[np.float32]) -> list[Draw]:
         """Sample for each slice that asks for it; `logits` float32 [R, V] holds one row for each of those."""
@@ -106,10 +128,9 @@ class TailCore:
     def _add_timings(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
         for seq_id in {piece.seq_id for piece in step.slices}:
             request = self._requests.get(seq_id)
-            for timing in timings if request else ():
-                assert request is not None
-                old = request.timings.get(timing.stage_index)
-                request.timings[timing.stage_index] = timing.plus(old) if old else timing
+            if request is not None:
+                for timing in timings:
+                    request.spent[timing.stage_index].add(timing)
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[draw.seq_id]
@@ -146,7 +167,7 @@ class TailCore:
     ) -> SequenceResult:
         """Write the ending: the only place in the system where a started request gets one."""
         usage = Usage(request.start.num_prompt_tokens, request.num_generated)
-        timings = tuple(request.timings[index] for index in sorted(request.timings))
+        timings = tuple(spent.timing(index) for index, spent in sorted(request.spent.items()))
         ending = Ending(reason, request.num_generated, usage, timings, code, detail)
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]

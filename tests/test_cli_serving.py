@@ -92,7 +92,7 @@ def test_chat_keeps_the_conversation(up: str) -> None:
 
 def test_status_tells_people_and_programs(up: str) -> None:
     """Stages with their layers, in order."""
-    assert "layers 0:15 of 30" in stagewire("status", "--endpoint", up).stdout
+    assert "layers 0:17 of 30" in stagewire("status", "--endpoint", up).stdout
     report = json.loads(stagewire("status", "--endpoint", up, "--json").stdout)
     # In order of registration, and either may have loaded first.
     assert sorted(stage["info"]["layer_end"] for stage in report["stages"]) == [15, 30]
@@ -103,7 +103,7 @@ def test_the_demo_answers_reports_and_leaves_nothing() -> None:
     """One command, one answer, and all processes stopped."""
     done = stagewire("demo", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
-    for words in ("time to first token", "cached", "layers 0:15", "layers 15:30", "all processes stopped"):
+    for words in ("time to first token", "cached", "layers 0:17", "layers 17:30", "all processes stopped"):
         assert words in done.stdout
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stagewire.cluster.plan import LayerRange, check_split, equal_split, parse_split
+from stagewire.cluster.plan import LayerRange, balanced_split, check_split, equal_split, parse_split, projection_layers
+from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 layer_counts = st.integers(1, 200)
@@ -50,11 +53,48 @@ def test_a_stage_with_three_times_the_weight_gets_three_times_the_layers() -> No
     assert equal_split(32, 2, [3, 1]) == (LayerRange(0, 24), LayerRange(24, 32))
 
 
+def default_config() -> ModelConfig:
+    """The shape of the default model."""
+    return ModelConfig("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5, 1e5, 64, True)
+
+
+def test_the_projection_counts_half_of_its_weights_in_layers() -> None:
+    """28.3 million weights against 3.54 million in a layer."""
+    assert projection_layers(default_config()) == pytest.approx(0.5 * 28_311_552 / 3_538_944)
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "cuts"),
+    [(1, "0:30"), (2, "0:17,17:30"), (3, "0:11,11:22,22:30"), (4, "0:8,8:17,17:25,25:30")],
+)
+def test_the_default_model_is_cut_where_its_stages_take_equal_time(num_stages: int, cuts: str) -> None:
+    ranges = balanced_split(30, num_stages, projection_layers(default_config()))
+    assert ",".join(map(str, ranges)) == cuts
+
+
+@given(st.data())
+def test_no_balanced_split_has_a_slower_stage_than_another_cut_would(data: st.DataObject) -> None:
+    num_layers = data.draw(st.integers(1, 9))
+    num_stages = data.draw(st.integers(1, num_layers))
+    extra = data.draw(st.floats(0, 20))
+
+    def slowest(sizes: Sequence[int]) -> float:
+        return max([*sizes[:-1], sizes[-1] + extra])
+
+    ranges = balanced_split(num_layers, num_stages, extra)
+    check_split(ranges, num_layers)
+    assert len(ranges) == num_stages
+    inner = combinations(range(1, num_layers), num_stages - 1)
+    others = [[end - start for start, end in pairwise([0, *cuts, num_layers])] for cuts in inner]
+    assert slowest([len(layers) for layers in ranges]) == min(map(slowest, others))
+
+
 @pytest.mark.parametrize("num_stages", [0, -1, 31])
 def test_more_stages_than_layers_or_none_are_refused(num_stages: int) -> None:
-    with pytest.raises(SettingsError, match="1 to 30 stages") as caught:
-        equal_split(30, num_stages)
-    assert caught.value.code is ErrorCode.INVALID_LAYER_RANGE
+    for cut in (partial(equal_split, 30, num_stages), partial(balanced_split, 30, num_stages, 4.0)):
+        with pytest.raises(SettingsError, match="1 to 30 stages") as caught:
+            cut()
+        assert caught.value.code is ErrorCode.INVALID_LAYER_RANGE
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 0], [1, -2], [1, float("nan")], [1, float("inf")]])

@@ -139,6 +139,30 @@ def test_random_numbers_belong_to_their_place() -> None:
     assert [round(uniform(0, 0), 12), round(uniform(2**64 - 1, 8191), 12)] == [0.011546754286, 0.27645601336]
 
 
+@pytest.mark.parametrize(
+    ("choice", "token_ids"),
+    [
+        (SamplingParams(seed=2024), [37049, 25356, 6541, 35540, 1986, 2612]),
+        (SamplingParams(seed=2024, temperature=0.7, top_p=0.9), [37049, 25353, 6536, 35535, 1986, 2612]),
+        (SamplingParams(seed=2024, top_k=40), [35275, 22673, 4739, 33067, 646, 2208]),
+        (SamplingParams(seed=2024, temperature=1.5, min_p=0.3), [37049, 25358, 6541, 35540, 1986, 2617]),
+        (SamplingParams(seed=2024, top_p=0.5, top_k=200), [35921, 23642, 6301, 34952, 2208, 2531]),
+    ],
+)
+def test_draws_are_fixed(choice: SamplingParams, token_ids: list[int]) -> None:
+    """A release or a machine that draws others is no replica of those before."""
+    logits = (np.arange(49_152) * 2_654_435_761 % 4093 / 512).astype(np.float32)
+    counts = PenaltyCounts(len(logits), choice)
+    assert [sample(logits, choice, counts, position).token_id for position in range(6)] == token_ids
+
+
+def test_log_probabilities_are_fixed_to_the_bit() -> None:
+    logits = (np.arange(49_152) * 2_654_435_761 % 4093 / 512).astype(np.float32)
+    params = SamplingParams(temperature=0.0, logprobs=2)
+    drawn = sample(logits, params, PenaltyCounts(len(logits), params), 0)
+    assert (drawn.token_id, drawn.logprob) == (2208, float.fromhex("-0x1.172e209d58535p+3"))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     """The one request fails; nothing is drawn."""

@@ -15,7 +15,11 @@ from stagewire.wire.tensor import TokenIds
 
 
 def limits(
-    num_stages: int = 2, num_blocks: int = 100, max_sequences: int = 8, chunk_tokens: int = 64
+    num_stages: int = 2,
+    num_blocks: int = 100,
+    max_sequences: int = 8,
+    chunk_tokens: int = 64,
+    chunk_target_s: float = 1.0,
 ) -> SchedulerLimits:
     return SchedulerLimits(
         num_stages=num_stages,
@@ -23,7 +27,7 @@ def limits(
         block_size=4,
         max_sequences=max_sequences,
         chunk_tokens=chunk_tokens,
-        chunk_target_s=1.0,
+        chunk_target_s=chunk_target_s,
     )
 
 
@@ -100,6 +104,33 @@ def test_prefill_rides_along_with_decodes() -> None:
         Slice(1, Phase.DECODE, 4, 1, True),
         Slice(2, Phase.PREFILL, 0, 6, True),
     )
+
+
+def test_a_short_prompt_joins_the_chunks_of_a_long_one() -> None:
+    """It is admitted at once and takes its part of the step, beside a decode and the older prompt's chunk."""
+    scheduler = scheduler_of(limits(num_stages=1, num_blocks=1000), sequence(1))
+    scheduler.complete(sampled(next_step(scheduler)))
+    scheduler.add(sequence(2, num_prompt=500))
+    scheduler.complete(sampled(next_step(scheduler)))
+    scheduler.add(sequence(3, num_prompt=8))
+    assert next_step(scheduler).slices == (
+        Slice(1, Phase.DECODE, 5, 1, True),
+        Slice(2, Phase.PREFILL, 32, 24, False),
+        Slice(3, Phase.PREFILL, 0, 8, True),
+    )
+
+
+def test_prompts_run_together_only_if_all_of_them_fits() -> None:
+    """Blocks that a running prompt will need are its own already: two half-computed prompts must not fight for them."""
+    scheduler = scheduler_of(limits(num_stages=1, num_blocks=40), sequence(1, 100), sequence(2, 100))
+    first = next_step(scheduler)
+    assert first.slices == (Slice(1, Phase.PREFILL, 0, 64, False),)
+    scheduler.complete(sampled(first))
+    second = next_step(scheduler)
+    assert second.slices == (Slice(1, Phase.PREFILL, 64, 36, True),)
+    scheduler.complete(sampled(second, finish=FinishReason.STOP))
+    assert next_step(scheduler).slices == (Slice(2, Phase.PREFILL, 0, 64, False),)
+    assert scheduler.num_preemptions == 0
 
 
 def test_no_tokens_wanted_ends_with_the_prompt() -> None:

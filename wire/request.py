@@ -40,15 +40,9 @@ class StageTiming:
     sample_s: float
     codec_s: float
 
-    def plus(self, other: StageTiming) -> StageTiming:
-        """The sum of two of the same stage."""
-        return StageTiming(
-            self.stage_index,
-            self.steps + other.steps,
-            self.compute_s + other.compute_s,
-            self.sample_s + other.sample_s,
-            self.codec_s + other.codec_s,
-        )
+    def at(self, stage_index: int) -> StageTiming:
+        """The same, of another stage."""
+        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s)
 
 
 @dataclass(frozen=True, slots=True)

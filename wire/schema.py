@@ -97,21 +97,6 @@ def _pack_tensor(value: Tensor, payloads: list[Any]) -> list[Any]:
 _SHAPE_CODEC_ITEMS = 2
 
 
-def _unpack_tensor(value: Any, payloads: list[Any]) -> Tensor:
-    if type(value) is not list or len(value) != _SHAPE_CODEC_ITEMS or type(value[1]) is not list:
-        raise _fail("a tensor's dtype and shape", value)
-    dtype = enum_codec(DType).unpack(value[0], payloads)
-    shape = tuple(_int(size, payloads) for size in value[1])
-    return Tensor(dtype, shape, _take(payloads))
-
-
-_BULK: dict[Any, Codec] = {
-    Tensor: Codec(_pack_tensor, _unpack_tensor),
-    TokenIds: Codec(_pack_data, lambda _value, payloads: TokenIds(_take(payloads))),
-    Blob: Codec(_pack_data, lambda _value, payloads: Blob(_take(payloads))),
-}
-
-
 def enum_codec(enum: type[Enum]) -> Codec:
     members = {member.value: member for member in enum}
 
@@ -121,6 +106,24 @@ def enum_codec(enum: type[Enum]) -> Codec:
         return members[value]
 
     return Codec(lambda value, _payloads: value.value, unpack)
+
+
+_DTYPE = enum_codec(DType)
+
+
+def _unpack_tensor(value: Any, payloads: list[Any]) -> Tensor:
+    if type(value) is not list or len(value) != _SHAPE_CODEC_ITEMS or type(value[1]) is not list:
+        raise _fail("a tensor's dtype and shape", value)
+    dtype = _DTYPE.unpack(value[0], payloads)
+    shape = tuple(_int(size, payloads) for size in value[1])
+    return Tensor(dtype, shape, _take(payloads))
+
+
+_BULK: dict[Any, Codec] = {
+    Tensor: Codec(_pack_tensor, _unpack_tensor),
+    TokenIds: Codec(_pack_data, lambda _value, payloads: TokenIds(_take(payloads))),
+    Blob: Codec(_pack_data, lambda _value, payloads: Blob(_take(payloads))),
+}
 
 
 def _optional(inner: Codec) -> Codec:
@@ -145,13 +148,15 @@ def _optional(inner: Codec) -> Codec:
 
 
 def _sequence(inner: Codec) -> Codec:
+    pack_item, unpack_item = inner.pack, inner.unpack
+
     def pack(values: Any, payloads: list[Any]) -> list[Any]:
-        return [inner.pack(value, payloads) for value in values]
+        return [pack_item(value, payloads) for value in values]
 
     def unpack(values: Any, payloads: list[Any]) -> tuple[Any, ...]:
         if type(values) is not list or len(values) > MAX_ITEMS:
             raise _fail(f"a list of at most {MAX_ITEMS}", values)
-        return tuple([inner.unpack(value, payloads) for value in values])
+        return tuple([unpack_item(value, payloads) for value in values])
 
     return Codec(pack, unpack)
 

@@ -1,0 +1,186 @@
+"""The stage's loop with real sockets: a tail between a head and a broker that the test plays."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zmq
+from numpy.typing import NDArray
+from test_stage_core import INFO
+from toy_operators import ToyOperators
+
+from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.executor import StepExecutor
+from stagewire.stage.head import HeadLimits
+from stagewire.stage.heartbeat import HeartbeatThread
+from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.loop import StageLoop
+from stagewire.stage.operators import BLOCK_SIZE, Batch
+from stagewire.stage.settings import StageSettings
+from stagewire.wire.codec import Message, decode, decode_ring, encode, encode_ring
+from stagewire.wire.control import Assemble, Assembled, Register, Registered
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.numbering import SenderNumbers
+from stagewire.wire.request import StageTiming
+from stagewire.wire.ring import Phase, Repeat, SequenceStart, Slice, Step, StepResult
+from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.tensor import Tensor, TokenIds
+
+pytestmark = pytest.mark.timeout(60)
+
+EPOCH = Epoch(3, 1)
+WAIT_MS = 20_000
+FORWARD_S = 0.03
+Socket = zmq.Socket[bytes]
+
+
+class SlowOperators(ToyOperators):
+    """The toy, taking its time."""
+
+    def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        time.sleep(FORWARD_S)
+        return super().forward(batch, hidden_states)
+
+
+class Neighbours:
+    """The broker and the head of the tail under test."""
+
+    def __init__(self, context: zmq.Context[Socket]) -> None:
+        self.broker, self.feed, self.hop = (
+            context.socket(zmq.ROUTER),
+            context.socket(zmq.PULL),
+            context.socket(zmq.PUSH),
+        )
+        self.control_endpoint = f"tcp://127.0.0.1:{self.broker.bind_to_random_port('tcp://127.0.0.1')}"
+        self.feed_endpoint = f"tcp://127.0.0.1:{self.feed.bind_to_random_port('tcp://127.0.0.1')}"
+        self.numbers = SenderNumbers(EPOCH, 0)
+        self._peer = b""
+
+    def from_stage(self, kind: type[Message]) -> Message:
+        """The next message of a kind on control."""
+        while self.broker.poll(WAIT_MS):
+            self._peer, *frames = self.broker.recv_multipart()
+            message = decode(frames)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind.__name__} in time")
+
+    def to_stage(self, message: Message) -> None:
+        self.broker.send_multipart([self._peer, *encode(message)])
+
+    def send_step(self, step: Step) -> None:
+        self.hop.send_multipart(encode_ring(self.numbers.next(time.monotonic()), step))
+
+    def result(self) -> StepResult:
+        while self.feed.poll(WAIT_MS):
+            _, message = decode_ring(self.feed.recv_multipart())
+            if not isinstance(message, Repeat):
+                assert isinstance(message, StepResult)
+                return message
+        raise AssertionError("no result in time")
+
+    def close(self) -> None:
+        for socket in (self.broker, self.feed, self.hop):
+            socket.close(linger=0)
+
+
+def no_head(_assemble: Assemble) -> HeadLimits:
+    raise AssertionError("a tail has no head's limits")
+
+
+@pytest.fixture
+def neighbours() -> Iterator[Neighbours]:
+    """A tail that serves layer 1 of 2, assembled, in a thread."""
+    context: zmq.Context[Socket] = zmq.Context()
+    around = Neighbours(context)
+    settings = StageSettings(model="toy", control_endpoint=around.control_endpoint, layer_start=1, stage_id="tail")
+    data = context.socket(zmq.PULL)
+    around.hop.connect(f"tcp://127.0.0.1:{data.bind_to_random_port('tcp://127.0.0.1')}")
+    parts = StageParts(
+        make_executor=lambda: StepExecutor(BlockTables(16, BLOCK_SIZE), 2, is_first=False),
+        head_limits=no_head,
+        draw_nonce=lambda: secrets.token_bytes(16),
+    )
+    core = StageCore(replace(INFO, stage_id="tail", layer_start=1), parts)
+    heartbeat = HeartbeatThread(context, around.control_endpoint, "tail", 1)
+    loop = StageLoop(context, settings, data, core, SlowOperators(1, 2, 2, 16), heartbeat, b"")
+    stop = threading.Event()
+
+    def serve() -> None:
+        loop.run(lambda: None, stop)
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        around.from_stage(Register)
+        around.to_stage(Registered(1, None))
+        around.to_stage(Assemble(EPOCH, 1, 2, around.feed_endpoint, None, 16))
+        around.from_stage(Assembled)
+        yield around
+    finally:
+        stop.set()
+        thread.join(10)
+        around.close()
+        context.destroy(linger=0)
+    assert not thread.is_alive()
+
+
+def step(step_id: int, pos_start: int, token_ids: list[int]) -> Step:
+    """A step of one sequence as the head sends it; the first announces the request."""
+    params = SamplingParams(temperature=0.0)
+    start = SequenceStart(1, "r", "c", params, len(token_ids), 100, (), None)
+    rows = np.arange(2 * len(token_ids), dtype=np.float32).reshape(-1, 2)
+    phase = Phase.DECODE if pos_start else Phase.PREFILL
+    return Step(
+        step_id=step_id,
+        releases=(),
+        starts=() if pos_start else (start,),
+        slices=(Slice(1, phase, pos_start, len(token_ids), True),),
+        finishes=(),
+        timings=(StageTiming(0, 1, 0.5, 0.0, 0.25),),
+        token_ids=TokenIds.of(token_ids),
+        hidden_states=Tensor.from_numpy(rows),
+    )
+
+
+def test_every_step_gets_its_result_and_its_times(neighbours: Neighbours) -> None:
+    """`compute_s` is the forward pass alone, so that what is left of a step's time is the engine's own."""
+    results, tails = [], []
+    for step_id in range(1, 11):
+        started = time.monotonic()
+        neighbours.send_step(step(step_id, 3 + step_id if step_id > 1 else 0, [5] if step_id > 1 else [1, 2, 3, 4, 5]))
+        result = neighbours.result()
+        elapsed_s = time.monotonic() - started
+        head, tail = result.timings
+        assert head == StageTiming(0, 1, 0.5, 0.0, 0.25), "what came with the step goes on unchanged"
+        assert (tail.stage_index, tail.steps) == (1, 1)
+        assert tail.compute_s >= FORWARD_S
+        assert tail.sample_s > 0 and tail.codec_s > 0
+        assert tail.compute_s + tail.sample_s + tail.codec_s <= elapsed_s + 0.001, "encoding is told one step later"
+        results.append(result)
+        tails.append(tail)
+    assert [result.step_id for result in results] == [*range(1, 11)]
+    assert all(len(item.token_ids) == 1 for result in results for item in result.results)
+    assert min(tail.compute_s for tail in tails) < 2 * FORWARD_S
+
+
+def test_steps_that_wait_together_are_computed_in_order(neighbours: Neighbours) -> None:
+    """One turn takes all that has arrived and computes one; the others are not forgotten."""
+    for step_id in range(1, 6):
+        neighbours.send_step(step(step_id, 3 + step_id if step_id > 1 else 0, [5] if step_id > 1 else [1, 2, 3, 4, 5]))
+    assert [neighbours.result().step_id for _ in range(5)] == [1, 2, 3, 4, 5]
+
+
+def test_a_strangers_bytes_do_not_stop_it(neighbours: Neighbours) -> None:
+    """They are dropped; the step behind them is computed."""
+    neighbours.hop.send_multipart([b"what", b"is", b"this"])
+    neighbours.hop.send(b"")
+    neighbours.send_step(step(1, 0, [1, 2, 3, 4, 5]))
+    assert neighbours.result().step_id == 1
