@@ -45,7 +45,8 @@ class Assembly:
         self._received = ReceiverNumbers(self.epoch)
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
-        self._steps: deque[Step] = deque()
+        self._steps: deque[tuple[float, Step]] = deque()
+        self._queue_s = 0.0
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -80,7 +81,7 @@ class Assembly:
         if self._head and isinstance(message, _FOR_HEAD):
             return self.tell_head(message, now)
         if self._head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
-            self._steps.append(message)
+            self._steps.append((now, message))
             return []
         return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
 
@@ -116,7 +117,11 @@ class Assembly:
             return None
         if self._head:
             return self._head.next_step(now)
-        return self._steps.popleft() if self._steps else None
+        if not self._steps:
+            return None
+        arrived_at, step = self._steps.popleft()
+        self._queue_s = now - arrived_at
+        return step
 
     def begin_step(self, step: Step, now: float) -> list[Instruction]:
         """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
@@ -135,7 +140,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = replace(timing, stage_index=self.stage_index)
+        timing = replace(timing, stage_index=self.stage_index, queue_s=self._queue_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]

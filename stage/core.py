@@ -36,7 +36,7 @@ from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
 class StageParts:
     """What the core needs of its process: makers of per-epoch parts, and 16 random bytes."""
 
-    make_executor: Callable[[], StepExecutor]
+    make_executor: Callable[[Assemble], StepExecutor]
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
 
@@ -101,9 +101,10 @@ class StageCore:
             return [SendControl(Dissolved(message.epoch))]
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
-        head = HeadCore(message.epoch, self._parts.head_limits(message)) if is_first else None
+        executor = self._parts.make_executor(message)
+        head = HeadCore(message.epoch, self._parts.head_limits(message), executor.lookup) if is_first else None
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
-        self.assembly = Assembly(message, self._parts.make_executor(), head, tail)
+        self.assembly = Assembly(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stagewire.stage.scheduler import Scheduler, SchedulerLimits
+from stagewire.stage.scheduler import Lookup, Scheduler, SchedulerLimits, no_lookup
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch
@@ -44,9 +44,9 @@ class HeadLimits:
 class HeadCore:
     """All requests of one pipeline epoch, from the feed to their reported ending."""
 
-    def __init__(self, epoch: Epoch, limits: HeadLimits) -> None:
+    def __init__(self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup) -> None:
         self._epoch, self._limits = epoch, limits
-        self.scheduler = Scheduler(limits.scheduler)
+        self.scheduler = Scheduler(limits.scheduler, lookup)
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -71,7 +71,7 @@ class HeadCore:
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
         elif isinstance(message, Miss):
-            self.scheduler.miss(message.step_id, message.seq_id)
+            self.scheduler.miss(message)
         elif isinstance(message, Flow):
             self._set_paused(message)
         else:

@@ -190,7 +190,7 @@ class StageLoop:
         try:
             self._perform(assembly.begin_step(step, started), started)
             plan = assembly.executor.plan(step)
-            output = self._operators.forward(plan.batch, plan.hidden_states) if plan.batch else None
+            output = plan.compute(self._operators)
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()

@@ -8,21 +8,23 @@ running sequence is preempted: rewound and put back in line, never failed.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from stagewire.stage.chunking import ChunkBudget
+from stagewire.stage.draft import Draft
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.request import FinishReason
-from stagewire.wire.ring import (
-    Phase,
-    SequenceFinish,
-    SequenceResult,
-    SequenceStart,
-    Slice,
-    Step,
-    StepResult,
-)
-from stagewire.wire.tensor import TokenIds
+from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
+
+Lookup = Callable[[int, Items[int], Items[int], int], int]
+"""Step id, its releases, token ids, limit: how many of the first `limit` tokens the head's own stage can restore."""
+
+
+def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int) -> int:
+    """Nothing can ever be restored."""
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +39,11 @@ class SchedulerLimits:
     chunk_target_s: float
 
 
-class _Draft:
-    """A step under construction; `taken` are the sequences that already have a slice in it."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.releases: list[int] = []
-        self.starts: list[SequenceStart] = []
-        self.slices: list[Slice] = []
-        self.token_ids: list[int] = []
-        self.taken: set[int] = set()
-        self.computed_only: list[Sequence] = []
-
-
 class Scheduler:
     """Sequences of one pipeline epoch; a lower `seq_id` has arrived earlier."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
+        self._limits, self._lookup = limits, lookup
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
@@ -87,6 +76,8 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
+        for found in result.restored:
+            self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
 
     def _take_result(self, step_id: int, item: SequenceResult) -> tuple[Sequence, SequenceResult] | None:
@@ -106,14 +97,20 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         return sequence, item
 
-    def miss(self, step_id: int, seq_id: int) -> None:
-        """A stage lacked what a step built on: compute the sequence again from its first token."""
-        sequence = self._running.get(seq_id)
-        if sequence is None or step_id < sequence.first_step:
+    def miss(self, miss: Miss) -> None:
+        """A stage lacked what a step built on: begin the sequence again with what that stage holds."""
+        sequence = self._running.get(miss.seq_id)
+        if sequence is None or miss.step_id < sequence.first_step:
             return
         sequence.awaited_step = None
-        self._releases.append(seq_id)
-        self._rewind(sequence)
+        self._releases.append(miss.seq_id)
+        self._rewind(sequence, restore_limit=miss.length)
+
+    def _limit_restore(self, seq_id: int, num_tokens: int) -> None:
+        """Stages behind the one that missed hold still less than it: no need to try that out."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None and sequence.restore_limit is not None:
+            sequence.restore_limit = min(sequence.restore_limit, num_tokens)
 
     def overdue_step(self, now: float, deadline_s: float) -> int | None:
         """The id of the oldest step in flight if it was launched more than `deadline_s` ago."""
@@ -127,7 +124,7 @@ class Scheduler:
         """The next step, or None when enough are in flight or nothing is to be done."""
         if len(self._in_flight) >= self._limits.num_stages:
             return None
-        draft = _Draft(self._chunks.tokens)
+        draft = Draft(self._chunks.tokens)
         draft.releases, self._releases = self._releases, []
         self._add_decodes(draft)
         self._continue_prefills(draft)
@@ -137,23 +134,14 @@ class Scheduler:
             return None
         return self._launch(draft, now)
 
-    def _launch(self, draft: _Draft, now: float) -> Step:
-        step = Step(
-            step_id=self._next_step_id,
-            releases=tuple(draft.releases),
-            starts=tuple(draft.starts),
-            slices=tuple(draft.slices),
-            finishes=tuple(self._finishes),
-            timings=(),
-            token_ids=TokenIds.of(draft.token_ids),
-            hidden_states=None,
-        )
-        self._in_flight[step.step_id] = (now, len(draft.token_ids))
+    def _launch(self, draft: Draft, now: float) -> Step:
+        step = draft.step(self._next_step_id, self._finishes)
+        self._in_flight[step.step_id] = (now, draft.num_rows)
         self._next_step_id += 1
         self._finishes = []
         return step
 
-    def _add_decodes(self, draft: _Draft) -> None:
+    def _add_decodes(self, draft: Draft) -> None:
         decoding = [s for s in self._running.values() if s.is_decoding and not s.is_paused]
         share = -(-len(decoding) // self._limits.num_stages)
         ready = sorted((s for s in decoding if s.is_schedulable), key=lambda s: (s.last_step, s.seq_id))
@@ -164,7 +152,7 @@ class Scheduler:
             if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, 1):
                 self._add_slice(draft, sequence, 1)
 
-    def _continue_prefills(self, draft: _Draft) -> None:
+    def _continue_prefills(self, draft: Draft) -> None:
         for sequence in sorted(self._running.values(), key=lambda s: s.seq_id):
             num_tokens = min(draft.room, sequence.num_unscheduled)
             is_due = sequence.state is SequenceState.RUNNING and sequence.is_schedulable
@@ -172,7 +160,7 @@ class Scheduler:
                 self._add_slice(draft, sequence, num_tokens)
                 draft.room -= num_tokens
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         for seq_id in [*self._waiting]:
             sequence = self._sequences[seq_id]
             if not draft.room:
@@ -184,19 +172,39 @@ class Scheduler:
             self._waiting.remove(seq_id)
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
+            self._restore(draft, sequence)
             num_tokens = min(draft.room, sequence.num_unscheduled)
-            self._add_slice(draft, sequence, num_tokens)
-            draft.room -= num_tokens
+            if num_tokens:
+                self._add_slice(draft, sequence, num_tokens)
+                draft.room -= num_tokens
 
-    def _add_slice(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> None:
-        self._announce(draft, sequence)
+    def _restore(self, draft: Draft, sequence: Sequence) -> None:
+        """Take from the caches what is there: fused with the first decode where that is all but the last token.
+
+        What is left is prefilled in the same step, without waiting for what later stages hold.
+        """
+        token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
+        if sequence.restore_limit is not None:
+            token_ids = token_ids[: sequence.restore_limit]
+        limit = min(last, len(token_ids))
+        num_held = self._lookup(self._next_step_id, draft.releases, token_ids, limit) if limit else 0
+        if num_held == last and last:
+            self._add(draft, sequence, Phase.TRY_RESTORE_DECODE, num_tokens=last + 1, num_restored=last)
+            draft.room -= 1
+        elif num_held:
+            self._add(draft, sequence, Phase.TRY_RESTORE, num_tokens=num_held, num_restored=num_held)
+
+    def _add_slice(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
+        is_generated = sequence.num_scheduled >= sequence.num_prompt_tokens
+        self._add(draft, sequence, Phase.DECODE if is_generated and num_tokens == 1 else Phase.PREFILL, num_tokens)
+
+    def _add(self, draft: Draft, sequence: Sequence, phase: Phase, num_tokens: int, num_restored: int = 0) -> None:
+        draft.announce(sequence)
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        phase = Phase.DECODE if start >= sequence.num_prompt_tokens and num_tokens == 1 else Phase.PREFILL
-        draft.slices.append(Slice(sequence.seq_id, phase, start, num_tokens, samples))
-        draft.token_ids.extend(sequence.token_ids[start : start + num_tokens])
-        draft.taken.add(sequence.seq_id)
+        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, num_restored=num_restored)
+        draft.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
         sequence.last_step = self._next_step_id
         if samples:
@@ -204,12 +212,7 @@ class Scheduler:
         elif is_last:
             draft.computed_only.append(sequence)
 
-    def _announce(self, draft: _Draft, sequence: Sequence) -> None:
-        if not sequence.is_announced:
-            sequence.is_announced = True
-            draft.starts.append(sequence.start())
-
-    def _finish_computed(self, draft: _Draft) -> None:
+    def _finish_computed(self, draft: Draft) -> None:
         """End what wants no tokens, and announce what was cancelled before its first slice.
 
         This comes last: releases of finished sequences belong to the next step, since a step's releases are
@@ -218,7 +221,7 @@ class Scheduler:
         for sequence in draft.computed_only:
             self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
         for finish in self._finishes:
-            self._announce(draft, self._sequences[finish.seq_id])
+            draft.announce(self._sequences[finish.seq_id])
 
     # --- blocks ---
 
@@ -232,7 +235,7 @@ class Scheduler:
         size = self._limits.block_size
         return sequence.num_blocks(size, num_tokens) - sequence.num_blocks(size)
 
-    def _has_place(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _has_place(self, draft: Draft, sequence: Sequence) -> bool:
         """Room for all its tokens, and one block of headroom for each that runs, or else it would thrash.
 
         Paused sequences make way: a client that does not read holds up nobody but itself.
@@ -247,7 +250,7 @@ class Scheduler:
             self._preempt(draft, paused[-1])
         return True
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> bool:
+    def _make_room(self, draft: Draft, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt paused sequences, then the youngest, until `num_tokens` fit.
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
@@ -260,14 +263,14 @@ class Scheduler:
             self._preempt(draft, victim)
         return True
 
-    def _preempt(self, draft: _Draft, sequence: Sequence) -> None:
+    def _preempt(self, draft: Draft, sequence: Sequence) -> None:
         self.num_preemptions += 1
         draft.releases.append(sequence.seq_id)
         self._rewind(sequence)
 
-    def _rewind(self, sequence: Sequence) -> None:
+    def _rewind(self, sequence: Sequence, restore_limit: int | None = None) -> None:
         del self._running[sequence.seq_id]
-        sequence.rewind(self._next_step_id)
+        sequence.rewind(self._next_step_id, restore_limit)
         insort(self._waiting, sequence.seq_id)
 
     def _leave(self, sequence: Sequence) -> bool:

@@ -33,6 +33,7 @@ class Sequence:
 
     `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
     concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
+    `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
     seq_id: int
@@ -45,6 +46,7 @@ class Sequence:
     awaited_step: int | None = None
     first_step: int = 0
     last_step: int = 0
+    restore_limit: int | None = None
     is_announced: bool = False
     is_paused: bool = False
     history: deque[object] = field(default_factory=lambda: deque(maxlen=16))
@@ -91,8 +93,9 @@ class Sequence:
         self.history.append(self.state)
         self.state = state
 
-    def rewind(self, next_step: int) -> None:
+    def rewind(self, next_step: int, restore_limit: int | None = None) -> None:
         """Forget what was scheduled; the next attempt begins at position 0, in `next_step` or later."""
         self.move(SequenceState.WAITING)
         self.num_scheduled = 0
         self.first_step = next_step
+        self.restore_limit = restore_limit

@@ -18,19 +18,30 @@ from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
-from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
+from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
-from stagewire.wire.ring import SequenceFinish, SequenceResult, SequenceStart, Slice, Step, StepResult
+from stagewire.wire.ring import (
+    RESTORES,
+    Restored,
+    SequenceFinish,
+    SequenceResult,
+    SequenceStart,
+    Slice,
+    Step,
+    StepResult,
+)
 
 
 @dataclass(slots=True)
 class _Request:
-    """A running request: its tokens so far, and what it has used."""
+    """A running request: its tokens so far, and what it has used. `num_cached` is what its first slice restored."""
 
     start: SequenceStart
     counts: PenaltyCounts
     num_tokens: int = 0
     num_generated: int = 0
+    num_cached: int | None = None
+    cache: CacheStatistics = NO_STATISTICS
     timings: dict[int, StageTiming] = field(default_factory=dict)
 
 
@@ -64,11 +75,14 @@ class TailCore:
         return out
 
     def _take_tokens(self, step: Step) -> None:
-        """Add tokens not seen before to each history; a replayed one is counted already."""
+        """Add tokens not seen before to each history; a replayed one is counted already.
+
+        A restore's tokens are its prompt's, whether the stages hold them or not.
+        """
         token_ids, row = step.token_ids.to_numpy(), 0
         for piece in step.slices:
             request = self._requests.get(piece.seq_id)
-            if request is not None and not piece.missed:
+            if request is not None and (piece.phase in RESTORES or not piece.missed):
                 new = token_ids[row + max(0, request.num_tokens - piece.pos_start) : row + piece.num_tokens]
                 request.counts.add_prompt(new)
                 request.num_tokens += len(new)
@@ -95,19 +109,25 @@ class TailCore:
         self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float
     ) -> tuple[StepResult, list[LinkInstruction]]:
         """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
-        self._add_timings(step, timings)
+        self._add_up(step, timings)
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
         finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
         results += [self._book_finish(finish, items) for finish in finishes]
         out = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
-        return StepResult(step.step_id, tuple(results), timings), out
+        restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
+        return StepResult(step.step_id, tuple(results), timings, tuple(restored), step.cache), out
 
-    def _add_timings(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
-        for seq_id in {piece.seq_id for piece in step.slices}:
+    def _add_up(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
+        """What a step cost and found, for each request that it held."""
+        for seq_id, piece in {piece.seq_id: piece for piece in reversed(step.slices)}.items():
             request = self._requests.get(seq_id)
-            for timing in timings if request else ():
-                assert request is not None
+            if request is None:
+                continue
+            if request.num_cached is None:
+                request.num_cached = min(piece.num_restored, request.start.num_prompt_tokens)
+            request.cache = request.cache.plus(step.cache)
+            for timing in timings:
                 old = request.timings.get(timing.stage_index)
                 request.timings[timing.stage_index] = timing.plus(old) if old else timing
 
@@ -145,9 +165,9 @@ class TailCore:
         detail: str = "",
     ) -> SequenceResult:
         """Write the ending: the only place in the system where a started request gets one."""
-        usage = Usage(request.start.num_prompt_tokens, request.num_generated)
+        usage = Usage(request.start.num_prompt_tokens, request.num_generated, request.num_cached or 0)
         timings = tuple(request.timings[index] for index in sorted(request.timings))
-        ending = Ending(reason, request.num_generated, usage, timings, code, detail)
+        ending = Ending(reason, request.num_generated, usage, timings, code, detail, request.cache)
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]
         token_ids = tuple(s.token_id for s in sampled)

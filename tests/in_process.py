@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler import SchedulerLimits
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
@@ -41,7 +42,7 @@ class Output:
 
 
 class InProcessPipeline:
-    """Stages with these operators, assembled; `hop_bytes` counts what crossed hops."""
+    """Stages with these operators, assembled; `hop_bytes` and `messages` are what crossed the ring."""
 
     def __init__(
         self,
@@ -51,14 +52,16 @@ class InProcessPipeline:
         context_length: int = 2048,
         chunk_tokens: int = 256,
         max_sequences: int = 64,
+        cache_blocks: int | None = None,
     ) -> None:
         self._operators = operators
         self.hop_bytes = 0
         self.outputs: dict[str, Output] = {}
         self.acks: list[GenerateAck] = []
         self._sequence = count(1)
+        self.messages: list[Message] = []
         num_blocks = min(o.num_blocks for o in operators)
-        self.tables = [BlockTables(o.num_blocks, BLOCK_SIZE) for o in operators]
+        self.stores = [KvStore(o.num_blocks, BLOCK_SIZE, o.block_bytes) for o in operators]
 
         def limits(assemble: Assemble) -> HeadLimits:
             scheduler = SchedulerLimits(
@@ -79,16 +82,22 @@ class InProcessPipeline:
 
         self.cores = []
         for index in range(len(operators)):
-            executor = StepExecutor(self.tables[index], hidden_size, index == 0)
             parts = StageParts(
-                make_executor=lambda executor=executor: executor,  # type: ignore[misc]
+                make_executor=partial(self._executor, hidden_size),
                 head_limits=limits,
                 draw_nonce=lambda: b"nonce",
             )
             core = StageCore(_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
-            core.handle_control(Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks), 0.0)
+            cached = num_blocks if cache_blocks is None else cache_blocks
+            message = Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks, cached, f"n{index}")
+            core.handle_control(message, 0.0)
             self.cores.append(core)
+
+    def _executor(self, hidden_size: int, assemble: Assemble) -> StepExecutor:
+        store, is_row_exact = self.stores[assemble.stage_index], self._operators[assemble.stage_index].is_row_exact
+        store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, is_row_exact)
+        return StepExecutor(store, hidden_size, assemble.stage_index)
 
     def start(self, *requests: StartRequest) -> None:
         for one in requests:
@@ -120,7 +129,7 @@ class InProcessPipeline:
             return False
         self._perform(index, assembly.begin_step(step, 0.0))
         plan = assembly.executor.plan(step)
-        output = self._operators[index].forward(plan.batch, plan.hidden_states) if plan.batch else None
+        output = plan.compute(self._operators[index])
         draws = assembly.draw(plan, output)
         self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
         return True
@@ -155,6 +164,7 @@ class InProcessPipeline:
                 output.ending = output.ending or item.ending
 
     def _copied(self, message: Message) -> Message:
+        self.messages.append(message)
         frames = [bytes(frame) for frame in encode(message)]
         self.hop_bytes += sum(len(frame) for frame in frames)
         return decode(frames)
@@ -182,4 +192,6 @@ def _info(vocab_size: int) -> StageInfo:
         max_sequences=1,
         file_bytes=0,
         weight_bytes=0,
+        tensors_digest="t",
+        cache_blocks=1,
     )

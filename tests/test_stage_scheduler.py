@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from stagewire.stage.scheduler import Scheduler, SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.request import FinishReason, Usage
-from stagewire.wire.ring import Phase, SequenceFinish, SequenceResult, Slice, StartRequest, Step, StepResult
+from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, StartRequest, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -164,11 +164,11 @@ def test_a_miss_starts_the_sequence_again_and_old_misses_are_stale() -> None:
     """Misses of steps from before the rewind must not rewind once more."""
     scheduler = scheduler_of(limits(chunk_tokens=32), sequence(1, num_prompt=64))
     first, second = next_step(scheduler), next_step(scheduler)
-    scheduler.miss(first.step_id, 1)
+    scheduler.miss(Miss(first.step_id, 1, 0))
     scheduler.complete(StepResult(first.step_id, (), ()))
     again = next_step(scheduler)
     assert again.releases == (1,) and again.slices == (Slice(1, Phase.PREFILL, 0, 32, False),)
-    scheduler.miss(second.step_id, 1)
+    scheduler.miss(Miss(second.step_id, 1, 0))
     scheduler.complete(StepResult(second.step_id, (), ()))
     assert next_step(scheduler).slices == (Slice(1, Phase.PREFILL, 32, 32, True),)
 

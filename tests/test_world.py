@@ -42,9 +42,8 @@ def assert_settled(world: World) -> None:
     for stage in world.stages:
         if stage.core.assembly is not None:
             assert stage.core.assembly.report().requests == ()
-            assert stage.tables is not None
-            stage.tables.check_invariants()
-            assert stage.tables.num_free == stage.info.num_blocks
+            stage.store.check_invariants()
+            assert stage.store.num_used == 0
 
 
 @pytest.mark.parametrize("cuts", [ONE, TWO, THREE, REPLICAS])

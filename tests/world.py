@@ -27,7 +27,7 @@ from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.scheduler import SchedulerLimits
@@ -258,6 +258,8 @@ class SimStage:
             max_sequences=4,
             file_bytes=0,
             weight_bytes=0,
+            tensors_digest=f"toy-{start}-{end}",
+            cache_blocks=self._num_blocks,
         )
         self._operators = ToyOperators(start, end, NUM_LAYERS, self._num_blocks)
         nonces = count(1)
@@ -267,7 +269,7 @@ class SimStage:
             draw_nonce=lambda: b"%s-%d-%d" % (self.name.encode(), run, next(nonces)),
         )
         self.core = StageCore(self.info, parts)
-        self.tables: BlockTables | None = None
+        self.store = KvStore(self._num_blocks, BLOCK_SIZE, self._operators.block_bytes)
         self._pushes: dict[type, tuple[str, Wire]] = {}
         self.pairs: dict[tuple[str, int], Pair] = {}
         self._connection = 0
@@ -277,9 +279,9 @@ class SimStage:
         self._register_at = 0.0
         self.is_alive = True
 
-    def _make_executor(self) -> StepExecutor:
-        self.tables = BlockTables(self._num_blocks, BLOCK_SIZE)
-        return StepExecutor(self.tables, 2, self._range[0] == 0)
+    def _make_executor(self, assemble: Assemble) -> StepExecutor:
+        self.store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, is_row_exact=True)
+        return StepExecutor(self.store, 2, assemble.stage_index)
 
     def _head_limits(self, assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
@@ -368,7 +370,7 @@ class SimStage:
         self._is_busy = False
         # A process computes and sends in one go: an epoch that ended meanwhile ends after its step.
         plan = assembly.executor.plan(step)
-        output = self._operators.forward(plan.batch, plan.hidden_states) if plan.batch else None
+        output = plan.compute(self._operators)
         if assembly is self.core.assembly:
             draws = assembly.draw(plan, output)
             timing = StageTiming(0, 1, 0.01, 0.0, 0.0)

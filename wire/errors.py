@@ -28,6 +28,7 @@ class ErrorCode(str, Enum):
     STAGE_LOST = "stage_lost"
     PREFILL_FAILED = "prefill_failed"
     DECODE_FAILED = "decode_failed"
+    RESTORE_INCOMPLETE = "restore_incomplete"
     CLIENT_GONE = "client_gone"
     UNREACHABLE = "unreachable"
     # The peer's bytes.
