@@ -42,7 +42,7 @@ class Output:
 
 
 class InProcessPipeline:
-    """Stages with these operators, assembled; `hop_bytes` and `messages` are what crossed the ring."""
+    """Stages with these operators, assembled; `hops` and `fed` are what crossed the ring, with the sender's index."""
 
     def __init__(
         self,
@@ -54,12 +54,13 @@ class InProcessPipeline:
         max_sequences: int = 64,
         cache_blocks: int | None = None,
     ) -> None:
-        self._operators = operators
+        self.operators = operators
         self.hop_bytes = 0
         self.outputs: dict[str, Output] = {}
         self.acks: list[GenerateAck] = []
         self._sequence = count(1)
-        self.messages: list[Message] = []
+        self.hops: list[tuple[int, Message]] = []
+        self.fed: list[tuple[int, Message]] = []
         num_blocks = min(o.num_blocks for o in operators)
         self.stores = [KvStore(o.num_blocks, BLOCK_SIZE, o.block_bytes) for o in operators]
 
@@ -95,7 +96,7 @@ class InProcessPipeline:
             self.cores.append(core)
 
     def _executor(self, hidden_size: int, assemble: Assemble) -> StepExecutor:
-        store, is_row_exact = self.stores[assemble.stage_index], self._operators[assemble.stage_index].is_row_exact
+        store, is_row_exact = self.stores[assemble.stage_index], self.operators[assemble.stage_index].is_row_exact
         store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, is_row_exact)
         return StepExecutor(store, hidden_size, assemble.stage_index)
 
@@ -129,7 +130,7 @@ class InProcessPipeline:
             return False
         self._perform(index, assembly.begin_step(step, 0.0))
         plan = assembly.executor.plan(step)
-        output = plan.compute(self._operators[index])
+        output = plan.compute(self.operators[index])
         draws = assembly.draw(plan, output)
         self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
         return True
@@ -139,9 +140,12 @@ class InProcessPipeline:
             match instruction:
                 case SendNext(envelope, message):
                     received = self._copied(message)
+                    self.hops.append((index, received))
                     self._perform(index + 1, self.cores[index + 1].handle_ring(envelope, received, 0.0))
                 case SendHead(envelope, message):
-                    self._perform(0, self.cores[0].handle_ring(envelope, self._copied(message), 0.0))
+                    received = self._copied(message)
+                    self.fed.append((index, received))
+                    self._perform(0, self.cores[0].handle_ring(envelope, received, 0.0))
                 case SendControl(RelayToClient() as relay):
                     self._to_client(decode([blob.data for blob in relay.frames]))
                 case SendControl(GenerateAck() as ack):
@@ -164,7 +168,6 @@ class InProcessPipeline:
                 output.ending = output.ending or item.ending
 
     def _copied(self, message: Message) -> Message:
-        self.messages.append(message)
         frames = [bytes(frame) for frame in encode(message)]
         self.hop_bytes += sum(len(frame) for frame in frames)
         return decode(frames)

@@ -59,6 +59,7 @@ def test_many_requests_of_many_clients_get_their_tokens(cuts: list[list[tuple[in
             assert_true_so_far(seen)
             assert [ending.finish_reason for ending in seen.endings] == [FinishReason.LENGTH]
     assert_settled(world)
+    assert all(stage.store.statistics.restored_tokens > 0 for stage in world.stages), "their prompts share prefixes"
 
 
 def test_a_lost_stage_fails_its_requests_within_five_seconds_and_a_returning_one_serves_again() -> None:
@@ -77,6 +78,28 @@ def test_a_lost_stage_fails_its_requests_within_five_seconds_and_a_returning_one
     second = client.requests[client.generate([1, 2, 3], max_tokens=5)]
     world.run(10.0)
     assert second.token_ids == expected_tokens([1, 2, 3], 5, NUM_LAYERS)
+    assert_settled(world)
+
+
+def test_a_stage_that_comes_back_empty_costs_a_miss_and_no_token() -> None:
+    """The others still hold what it has lost; the counters say that it was the one."""
+    world = World(4, THREE, num_clients=1)
+    world.run(4.0)
+    client, prompt = world.clients[0], [1 + (7 * i) % 60 for i in range(50)]
+    client.generate(prompt, max_tokens=5)
+    world.run(5.0)
+    world.stages[1].kill()
+    world.run(5.0)
+    world.stages[1].restart()
+    world.run(5.0)
+    seen = []
+    for _ in range(2):
+        seen.append(client.requests[client.generate(prompt, max_tokens=5)])
+        world.run(5.0)
+    endings = [one.endings[0] for one in seen]
+    assert [one.token_ids for one in seen] == [expected_tokens(prompt, 5, NUM_LAYERS)] * 2
+    assert [ending.usage.cached_tokens for ending in endings] == [0, 49]
+    assert [ending.cache.miss_stages for ending in endings] == [0b010, 0]
     assert_settled(world)
 
 
