@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stagewire.broker.assembly import Assembly
+from stagewire.broker.caches import CacheQuestions
 from stagewire.broker.cards import Cards
 from stagewire.broker.clients import ClientRecord
 from stagewire.broker.dispatch import Dispatch
@@ -29,6 +30,7 @@ from stagewire.broker.relay import Relay
 from stagewire.broker.report import status_of
 from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.state import BrokerState
+from stagewire.wire.caches import AskCaches, CacheReport
 from stagewire.wire.codec import Message
 from stagewire.wire.control import (
     Assembled,
@@ -79,6 +81,7 @@ class BrokerCore:
         self._reception = Reception(self._state, self._endings)
         self._relay = Relay(self._state)
         self._cards = Cards(self._state)
+        self._caches = CacheQuestions(self._state)
         self._ticked_at = now
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -117,7 +120,7 @@ class BrokerCore:
                 self._reception.hello(peer, message, now)
             case GetStatus():
                 self._state.answer(peer, status_of(self._state, now))
-            case OfferReturn() | Cancel() | ClientPing() | ClientBye() | GetCard() | RelayToTail():
+            case OfferReturn() | Cancel() | ClientPing() | ClientBye() | GetCard() | AskCaches() | RelayToTail():
                 client = self._client_of(peer, now)
                 if client:
                     self._from_client(client, peer, message, now)
@@ -136,6 +139,8 @@ class BrokerCore:
                 self._reception.bye(client, now)
             case GetCard(digest):
                 self._cards.asked(peer, digest, now)
+            case AskCaches(clear):
+                self._caches.asked(peer, clear, now)
             case RelayToTail():
                 self._relay.to_tail(client, message)
 
@@ -160,6 +165,10 @@ class BrokerCore:
                 self._registration.heartbeat(peer, message, now)
             case StageBye():
                 self._registration.bye(message, now)
+            case CacheReport():
+                stage = self._stage_of(peer, now)
+                if stage:
+                    self._caches.reported(stage, message)
             case Assembled() | Dissolved() | GenerateAck() | RequestEnded() | Fault() | RelayToClient() | Card():
                 stage = self._stage_of(peer, now)
                 if stage:
@@ -244,6 +253,7 @@ class BrokerCore:
             self._assembly.break_up(self._state.pipelines[epoch], ErrorCode.STAGE_LOST, detail, now)
         self._endings.expire(now)
         self._cards.expire(now)
+        self._caches.expire(now)
 
     def _forgive_pause(self, now: float) -> None:
         """While this process itself was stopped it heard nobody: that is no silence of theirs."""
@@ -256,3 +266,4 @@ class BrokerCore:
         """Raises AssertionError when the state contradicts itself."""
         self._state.check_invariants()
         self._cards.check_invariants()
+        self._caches.check_invariants()

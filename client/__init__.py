@@ -7,6 +7,7 @@ from stagewire.client.client import Client, Session
 from stagewire.client.generation import Generation
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.caches import Caches, StageCache
 from stagewire.wire.errors import (
     ErrorCode,
     ProtocolError,
@@ -14,7 +15,7 @@ from stagewire.wire.errors import (
     SettingsError,
     StagewireError,
 )
-from stagewire.wire.request import FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.status import Status
 
@@ -25,6 +26,8 @@ __all__ = [
     "AsyncClient",
     "AsyncGeneration",
     "AsyncSession",
+    "CacheStatistics",
+    "Caches",
     "ChatMessage",
     "Client",
     "ClientSettings",
@@ -38,6 +41,7 @@ __all__ = [
     "SamplingParams",
     "Session",
     "SettingsError",
+    "StageCache",
     "StageTiming",
     "StagewireError",
     "Status",

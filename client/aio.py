@@ -19,6 +19,7 @@ from stagewire.client.prompt import Message, Prompt, prompt_of
 from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
+from stagewire.wire.caches import Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate, ModelInfo
@@ -149,6 +150,14 @@ class AsyncClient:
     async def status(self) -> Status:
         """See `Client.status`."""
         return await asyncio.to_thread(self._client.status)
+
+    async def caches(self) -> Caches:
+        """See `Client.caches`."""
+        return await asyncio.to_thread(self._client.caches)
+
+    async def clear_caches(self) -> Caches:
+        """See `Client.clear_caches`."""
+        return await asyncio.to_thread(self._client.clear_caches)
 
     async def connect(self) -> None:
         """See `Client.connect`."""

@@ -15,6 +15,7 @@ from stagewire.client.loop import ClientLoop
 from stagewire.client.prompt import Message, Prompt, prompt_of
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
+from stagewire.wire.caches import AskCaches, Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
@@ -66,6 +67,26 @@ class Client:
         """
         answer = self._ask(GetStatus())
         assert isinstance(answer, Status)
+        return answer
+
+    def caches(self) -> Caches:
+        """What the prefix cache of each stage holds and has done.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        answer = self._ask(AskCaches(clear=False))
+        assert isinstance(answer, Caches)
+        return answer
+
+    def clear_caches(self) -> Caches:
+        """Have all stages forget what no running request uses; tells how much that was.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        answer = self._ask(AskCaches(clear=True))
+        assert isinstance(answer, Caches)
         return answer
 
     def connect(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions to the broker that wait for an answer: status, cards, and whether we are welcome."""
+"""Questions to the broker that wait for an answer: status, cards, caches, and whether we are welcome."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stagewire.client.broker_link import BrokerLink
 from stagewire.client.events import Answer, AnswerError, Ask, Instruction, SendBroker
+from stagewire.wire.caches import AskCaches, Caches
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerWelcome, Card, GetCard
@@ -28,6 +29,8 @@ class _Question:
             return isinstance(reply, BrokerWelcome)
         if isinstance(wanted, GetCard):
             return isinstance(reply, Card) and reply.digest == wanted.digest
+        if isinstance(wanted, AskCaches):
+            return isinstance(reply, Caches) and reply.clear == wanted.clear
         return isinstance(reply, Status)
 
 

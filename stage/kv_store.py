@@ -42,7 +42,7 @@ class KvStore:
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, self._index)
         self._cache = PrefixCache(self._index, block_size, block_bytes)
-        self._block_size = block_size
+        self._block_size, self.block_bytes = block_size, block_bytes
         self._sequences: dict[int, _Sequence] = {}
         self._is_row_exact = True
         self._step_id: int | None = None

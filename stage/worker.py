@@ -18,7 +18,6 @@ from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
@@ -157,13 +156,6 @@ def _cache_blocks(settings: StageSettings, operators: Operators) -> int:
 
 
 def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
-    operators = loaded.operators
-    store = KvStore(operators.num_blocks, BLOCK_SIZE, operators.block_bytes)
-
-    def make_executor(assemble: Assemble) -> StepExecutor:
-        store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, operators.is_row_exact)
-        return StepExecutor(store, loaded.config.hidden_size, assemble.stage_index)
-
     def head_limits(assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
             num_stages=assemble.num_stages,
@@ -181,4 +173,11 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
             step_deadline_s=settings.step_deadline_s,
         )
 
-    return StageParts(make_executor=make_executor, head_limits=head_limits, draw_nonce=lambda: secrets.token_bytes(16))
+    operators = loaded.operators
+    return StageParts(
+        store=KvStore(operators.num_blocks, BLOCK_SIZE, operators.block_bytes),
+        hidden_size=loaded.config.hidden_size,
+        is_row_exact=operators.is_row_exact,
+        head_limits=head_limits,
+        draw_nonce=lambda: secrets.token_bytes(16),
+    )

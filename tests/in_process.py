@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
 from stagewire.stage.kv_store import KvStore
@@ -84,7 +82,9 @@ class InProcessPipeline:
         self.cores = []
         for index in range(len(operators)):
             parts = StageParts(
-                make_executor=partial(self._executor, hidden_size),
+                store=self.stores[index],
+                hidden_size=hidden_size,
+                is_row_exact=operators[index].is_row_exact,
                 head_limits=limits,
                 draw_nonce=lambda: b"nonce",
             )
@@ -94,11 +94,6 @@ class InProcessPipeline:
             message = Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks, cached, f"n{index}")
             core.handle_control(message, 0.0)
             self.cores.append(core)
-
-    def _executor(self, hidden_size: int, assemble: Assemble) -> StepExecutor:
-        store, is_row_exact = self.stores[assemble.stage_index], self.operators[assemble.stage_index].is_row_exact
-        store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, is_row_exact)
-        return StepExecutor(store, hidden_size, assemble.stage_index)
 
     def start(self, *requests: StartRequest) -> None:
         for one in requests:

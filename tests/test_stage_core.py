@@ -22,6 +22,7 @@ from stagewire.stage.instructions import (
 )
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.wire.caches import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import (
     Assemble,
@@ -90,7 +91,9 @@ def new_core() -> StageCore:
 
     nonces = count(1)
     parts = StageParts(
-        make_executor=lambda assemble: StepExecutor(KvStore(16, 16), 2, assemble.stage_index),
+        store=KvStore(16, 16, block_bytes=100),
+        hidden_size=2,
+        is_row_exact=True,
         head_limits=head_limits,
         draw_nonce=lambda: b"nonce-%d" % next(nonces),
     )
@@ -294,6 +297,21 @@ def test_a_step_that_contradicts_itself_fails() -> None:
     for token_ids in (TokenIds.of([1]), TokenIds.of([1, 2])):
         with pytest.raises(StepFailed):
             executor.plan(Step(1, (), (), (piece,), (), (), token_ids, None))
+
+
+def test_a_stage_tells_what_its_cache_holds_and_forgets_it_when_asked() -> None:
+    """Blocks that a request uses stay."""
+    core = new_core()
+    core.handle_control(assemble(), 0.0)
+    feed(core, 1, start())
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+    for ticket, clear, kept, cleared in ((5, False, 1, 0), (6, True, 0, 1), (7, False, 0, 0)):
+        (told,) = core.handle_control(AskCache(ticket, clear), 1.0)
+        assert isinstance(told, SendControl) and isinstance(told.message, CacheReport)
+        cache = told.message.cache
+        assert (told.message.ticket, cache.stage_id, cache.num_used_blocks) == (ticket, "s0", 0)
+        assert (cache.num_cached_blocks, cache.num_cleared, cache.block_bytes) == (kept, cleared, 100)
+        assert cache.statistics.recorded_tokens == 3
 
 
 def test_relayed_nonsense_is_counted_and_harmless() -> None:

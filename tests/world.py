@@ -23,7 +23,6 @@ from stagewire.client.core import ClientCore
 from stagewire.client.settings import ClientSettings
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
@@ -262,14 +261,16 @@ class SimStage:
             cache_blocks=self._num_blocks,
         )
         self._operators = ToyOperators(start, end, NUM_LAYERS, self._num_blocks)
+        self.store = KvStore(self._num_blocks, BLOCK_SIZE, self._operators.block_bytes)
         nonces = count(1)
         parts = StageParts(
-            make_executor=self._make_executor,
+            store=self.store,
+            hidden_size=2,
+            is_row_exact=True,
             head_limits=self._head_limits,
             draw_nonce=lambda: b"%s-%d-%d" % (self.name.encode(), run, next(nonces)),
         )
         self.core = StageCore(self.info, parts)
-        self.store = KvStore(self._num_blocks, BLOCK_SIZE, self._operators.block_bytes)
         self._pushes: dict[type, tuple[str, Wire]] = {}
         self.pairs: dict[tuple[str, int], Pair] = {}
         self._connection = 0
@@ -278,10 +279,6 @@ class SimStage:
         self._beat_at = 0.0
         self._register_at = 0.0
         self.is_alive = True
-
-    def _make_executor(self, assemble: Assemble) -> StepExecutor:
-        self.store.begin_epoch(assemble.numerics, assemble.num_blocks, assemble.cache_blocks, is_row_exact=True)
-        return StepExecutor(self.store, 2, assemble.stage_index)
 
     def _head_limits(self, assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
