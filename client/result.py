@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stagewire.wire import errors
 from stagewire.wire.errors import StagewireError
-from stagewire.wire.request import FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Timings:
 class Result:
     """The end of a generation. `stop_reason` is the stop string that ended it, if one did.
 
+    `cache` is what the stages' caches did in the steps that held the request, also for others in those steps.
     `error` is set when it failed; the tokens before it stay valid.
     """
 
@@ -52,6 +53,7 @@ class Result:
     stop_reason: str | None
     usage: Usage
     timings: Timings
+    cache: CacheStatistics
     error: StagewireError | None = None
 
 
