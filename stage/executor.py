@@ -129,14 +129,11 @@ class StepExecutor:
         """Make room for a slice's rows, or mark it as missed."""
         if not piece.num_rows:
             return piece
-        rows = piece.as_decode() if piece.phase is Phase.TRY_RESTORE_DECODE else piece
-        made = self._store.append(
-            piece.seq_id,
-            rows.pos_start,
-            token_ids[-rows.num_tokens :],
-            is_decode=rows.phase is Phase.DECODE,
-            is_prompt=piece.phase is not Phase.DECODE,
-        )
+        rows, is_prompt = piece, piece.phase is not Phase.DECODE
+        if piece.phase is Phase.TRY_RESTORE_DECODE:
+            rows, token_ids = piece.as_decode(), token_ids[-1:]
+        is_decode = rows.phase is Phase.DECODE
+        made = self._store.append(rows.seq_id, rows.pos_start, token_ids, is_decode=is_decode, is_prompt=is_prompt)
         if isinstance(made, OutOfBlocks):
             # The head accounts for every block: this is a bug of ours, or a lost message. Never guess.
             raise StepFailed(f"no KV block left for sequence {piece.seq_id}")
@@ -152,28 +149,24 @@ class StepExecutor:
         logit_rows: list[int] = []
         num_rows = 0
         for piece, ids in zip(slices, token_ids, strict=True):
-            if piece.num_rows:
-                table = self._store.block_table(piece.seq_id)
-                parts.append(SequenceRows(num_rows, piece.num_rows, self._pos_start(piece), table))
-                row_ids.append(ids[-piece.num_rows :])
-                num_rows += piece.num_rows
+            if new := piece.num_rows:
+                pos_start = piece.pos_start + piece.num_tokens - new
+                parts.append(SequenceRows(num_rows, new, pos_start, self._store.block_table(piece.seq_id)))
+                row_ids.append(ids[-new:])
+                num_rows += new
                 if piece.sample:
                     logit_rows.append(num_rows - 1)
         return Batch.of(np.concatenate(row_ids), parts, logit_rows) if parts else None
 
-    @staticmethod
-    def _pos_start(piece: Slice) -> int:
-        return piece.pos_start + piece.num_tokens - piece.num_rows
-
     def _check_sizes(self, step: Step) -> None:
-        num_tokens = sum(piece.num_tokens for piece in step.slices)
-        num_rows = sum(piece.num_rows for piece in step.slices)
+        num_tokens = sum([piece.num_tokens for piece in step.slices])
         if len(step.token_ids) != num_tokens or any(piece.num_tokens < 1 for piece in step.slices):
             raise StepFailed(f"step {step.step_id}: {len(step.token_ids)} token ids for {num_tokens} tokens")
         for piece in step.slices:
             if piece.phase in RESTORES:
                 self._check_restore(piece)
-        if self._is_first or not num_rows:
+        num_rows = 0 if self._is_first else sum([piece.num_rows for piece in step.slices])
+        if not num_rows:
             return
         shape = step.hidden_states.shape if step.hidden_states else ()
         if shape != (num_rows, self._hidden_size):

@@ -182,6 +182,8 @@ class KvStore:
     def _make_room(self, sequence: _Sequence, pos_start: int, num_tokens: int) -> OutOfBlocks | Copy | None:
         pool, kept = self._pool, self._blocks_for(pos_start)
         num_needed = self._blocks_for(pos_start + num_tokens) - kept
+        if not num_needed and pos_start == sequence.length and self._is_private(sequence.blocks[-1]):
+            return None  # so are most decodes
         room = pool.num_free + sum(pool.has_one_owner(block) for block in sequence.blocks[kept:])
         source = sequence.blocks[kept - 1] if pos_start % self._block_size else None
         if source is not None and self._may_write(source, is_last_resort=num_needed == room):
@@ -201,13 +203,13 @@ class KvStore:
 
     def _may_write(self, block: int, is_last_resort: bool) -> bool:
         """Whether a block may be written to. One of the sequence's own loses its key if no other block is left."""
-        if not self._pool.has_one_owner(block):
-            return False
         entry = self._index.of_block(block)
-        if entry is not None and is_last_resort:
+        if entry is not None and is_last_resort and self._pool.has_one_owner(block):
             self._index.remove(entry)
-            return True
-        return entry is None
+        return self._is_private(block)
+
+    def _is_private(self, block: int) -> bool:
+        return self._pool.has_one_owner(block) and self._index.of_block(block) is None
 
     def release(self, seq_id: int) -> None:
         """Give up all blocks of a sequence, whose tokens were right to the last; unknown ones are ignored."""

@@ -204,6 +204,25 @@ def test_the_second_turn_of_a_conversation_finds_what_the_first_computed_its_ans
     assert ask(pipeline, "again", second, 4).cached_tokens == len(second) - 1
 
 
+class RoundingOperators(ToyOperators):
+    """Says that a row's bits depend on how it was computed, as a GPU's may."""
+
+    is_row_exact = False
+
+
+def test_without_row_exactness_only_what_prefill_computed_is_found() -> None:
+    """Not the answer, nor a last token that a restore-and-decode computed."""
+    pipeline = InProcessPipeline([RoundingOperators(0, 6, 6, 64)], 2, VOCAB_SIZE)
+    prompt = [7 + i % 40 for i in range(33)]
+    ask(pipeline, "first", prompt, 30)
+    assert ask(pipeline, "second", [*prompt, *expected_tokens(prompt, 30, 6)], 1).cached_tokens == 33
+    whole = [9 + i % 40 for i in range(40)]
+    ask(pipeline, "whole", whole, 1)
+    ask(pipeline, "again", whole[:33], 1)
+    assert ask(pipeline, "decoded", whole[:33], 1).cached_tokens == 32
+    assert ask(pipeline, "prefilled", [*whole, 1], 1).cached_tokens == 40
+
+
 # --- one traversal ---
 
 

@@ -192,6 +192,11 @@ class Faults(RuleBasedStateMachine):
         self.world.stages[which % len(self.world.stages)].restart()
 
     @rule(which=st.integers(0, 2))
+    def clear_a_cache(self, which: int) -> None:
+        """At any moment, also between a step's planning at the head and its computing."""
+        self.world.stages[which % len(self.world.stages)].store.clear()
+
+    @rule(which=st.integers(0, 2))
     def lose_a_message(self, which: int) -> None:
         self.world.stages[which % len(self.world.stages)].loses_next = True
 

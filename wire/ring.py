@@ -167,9 +167,11 @@ class Slice:
     @property
     def num_rows(self) -> int:
         """Rows that it has in the step's hidden states."""
-        if self.missed or self.phase in (Phase.TRY_RESTORE, Phase.PROBE):
+        if self.missed:
             return 0
-        return 1 if self.phase is Phase.TRY_RESTORE_DECODE else self.num_tokens
+        if self.phase not in RESTORES:
+            return self.num_tokens
+        return 1 if self.phase is Phase.TRY_RESTORE_DECODE else 0
 
     def as_decode(self) -> Slice:
         """What is left of a restore-and-decode once its prefix is there: one token, to be sampled as before."""
