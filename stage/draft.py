@@ -1,12 +1,21 @@
-"""A step under construction: what the scheduler has put into it so far."""
+"""A step under construction: what the scheduler has put into it so far, and what it may ask meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from stagewire.stage.sequence import Sequence
 from stagewire.wire.ring import SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
+
+Lookup = Callable[[int, Items[int], Items[int], int], int]
+"""Step id, its releases, token ids, limit: how many of the first `limit` tokens the head's own stage can restore."""
+
+
+def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int) -> int:
+    """Nothing can ever be restored."""
+    return 0
 
 
 class Draft:

@@ -80,6 +80,7 @@ class StepExecutor:
         slices = [self._restore(piece, token_ids) for piece, token_ids in pieces]
         copies: list[Copy] = []
         slices = [self._append(piece, ids, copies) for piece, (_, ids) in zip(slices, pieces, strict=True)]
+        slices = [self._keep(piece) if piece.keep else piece for piece in slices]
         misses = [
             Miss(step.step_id, new.seq_id, self._store.length(new.seq_id))
             for new, (old, _) in zip(slices, pieces, strict=True)
@@ -142,6 +143,11 @@ class StepExecutor:
         if made is not None:
             copies.append(made)
         return piece
+
+    def _keep(self, piece: Slice) -> Slice:
+        keep = piece.keep
+        is_kept = keep and not piece.missed and self._store.keep(piece.seq_id, keep.seq_id, keep.num_tokens)
+        return piece if is_kept else replace(piece, keep=None)
 
     def _batch(self, slices: Sequence[Slice], token_ids: Sequence[TokenArray]) -> Batch | None:
         parts: list[SequenceRows] = []

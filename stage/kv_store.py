@@ -6,33 +6,15 @@ published, restored and evicted is a pure function of the steps, so stages that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from stagewire.stage.kv_blocks import Behind, BlockPool, Copy, OutOfBlocks
+from stagewire.stage.kv_sequence import HeldSequence
 from stagewire.stage.prefix_cache import TOKEN_BYTES, PrefixCache, TokenArray
-from stagewire.stage.prefix_index import Entry, PrefixIndex
+from stagewire.stage.prefix_index import PrefixIndex
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
-
-
-@dataclass(slots=True)
-class _Sequence:
-    """`entries` are the keyed ones of its leading full blocks.
-
-    `prompt_end` is where its last prefill ended, until that is published; rows from `decoded_from` on were
-    computed by decode.
-    """
-
-    blocks: list[int] = field(default_factory=list)
-    token_bytes: bytearray = field(default_factory=bytearray)
-    entries: list[Entry] = field(default_factory=list)
-    prompt_end: int = 0
-    decoded_from: int | None = None
-
-    @property
-    def length(self) -> int:
-        return len(self.token_bytes) // TOKEN_BYTES
 
 
 class KvStore:
@@ -43,7 +25,8 @@ class KvStore:
         self._pool = BlockPool(num_blocks, self._index)
         self._cache = PrefixCache(self._index, block_size, block_bytes)
         self._block_size, self.block_bytes = block_size, block_bytes
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, HeldSequence] = {}
+        self._kept: list[int] = []
         self._is_row_exact = True
         self._step_id: int | None = None
         self.statistics = NO_STATISTICS
@@ -62,6 +45,7 @@ class KvStore:
         """
         for seq_id in [*self._sequences]:
             self._truncate(self._sequences.pop(seq_id), 0)
+        self._kept.clear()
         self._cache.use(numerics)
         self._cache.is_enabled, self._is_row_exact = max_cached_blocks > 0, is_row_exact
         self._pool.limit(num_blocks, max_cached_blocks)
@@ -72,6 +56,7 @@ class KvStore:
         if step_id != self._step_id:
             self._step_id = step_id
             self._index.step += 1
+            self._publish_kept()
 
     def take_statistics(self) -> CacheStatistics:
         """What has happened since the last call."""
@@ -139,7 +124,7 @@ class KvStore:
             for entry in entries:
                 self._pool.share(entry.block)
             blocks, full = [entry.block for entry in entries], entries[: length // self._block_size]
-            self._sequences[seq_id] = _Sequence(blocks, bytearray(token_ids[:length].tobytes()), full)
+            self._sequences[seq_id] = HeldSequence(blocks, bytearray(token_ids[:length].tobytes()), full)
         return length
 
     # --- writing ---
@@ -162,7 +147,7 @@ class KvStore:
         Returns:
             None or `Copy` when done; else why not.
         """
-        sequence = self._sequences.get(seq_id) or _Sequence()
+        sequence = self._sequences.get(seq_id) or HeldSequence()
         if sequence.length < pos_start:
             return Behind(sequence.length)
         self._publish(sequence, pos_start, is_prompt_done=is_decode)
@@ -179,7 +164,7 @@ class KvStore:
             sequence.decoded_from = pos_start
         return made
 
-    def _make_room(self, sequence: _Sequence, pos_start: int, num_tokens: int) -> OutOfBlocks | Copy | None:
+    def _make_room(self, sequence: HeldSequence, pos_start: int, num_tokens: int) -> OutOfBlocks | Copy | None:
         pool, kept = self._pool, self._blocks_for(pos_start)
         num_needed = self._blocks_for(pos_start + num_tokens) - kept
         if not num_needed and pos_start == sequence.length and self._is_private(sequence.blocks[-1]):
@@ -211,6 +196,31 @@ class KvStore:
     def _is_private(self, block: int) -> bool:
         return self._pool.has_one_owner(block) and self._index.of_block(block) is None
 
+    def keep(self, source: int, target: int, num_tokens: int) -> bool:
+        """Hold the first `num_tokens` of a sequence under another id too; False if it has not as many.
+
+        They become public with the next step, when those of this one are known to be there.
+        """
+        sequence = self._sequences.get(source)
+        if sequence is None or sequence.length < num_tokens:
+            return False
+        self.release(target)
+        blocks = sequence.blocks[: self._blocks_for(num_tokens)]
+        for block in blocks:
+            self._pool.share(block)
+        token_bytes = sequence.token_bytes[: num_tokens * TOKEN_BYTES]
+        entries = sequence.entries[: num_tokens // self._block_size]
+        self._sequences[target] = HeldSequence(blocks, token_bytes, entries, num_tokens, sequence.decoded_from)
+        self._kept.append(target)
+        return True
+
+    def _publish_kept(self) -> None:
+        for seq_id in self._kept:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                self._publish(sequence, sequence.length, is_prompt_done=True)
+        self._kept.clear()
+
     def release(self, seq_id: int) -> None:
         """Give up all blocks of a sequence, whose tokens were right to the last; unknown ones are ignored."""
         sequence = self._sequences.pop(seq_id, None)
@@ -226,7 +236,7 @@ class KvStore:
 
     # --- publishing ---
 
-    def _publish(self, sequence: _Sequence, num_tokens: int, is_prompt_done: bool) -> None:
+    def _publish(self, sequence: HeldSequence, num_tokens: int, is_prompt_done: bool) -> None:
         """The first `num_tokens` are right: key their full blocks, and the partial one of a finished prompt."""
         if not self._cache.is_enabled:
             return
@@ -239,7 +249,7 @@ class KvStore:
             self._publish_partial(sequence)
             sequence.prompt_end = 0
 
-    def _publish_full(self, sequence: _Sequence, depth: int) -> bool:
+    def _publish_full(self, sequence: HeldSequence, depth: int) -> bool:
         block, size = sequence.blocks[depth], self._block_size * TOKEN_BYTES
         token_bytes = bytes(sequence.token_bytes[depth * size : (depth + 1) * size])
         entry = self._cache.key(sequence.entries, token_bytes, block)
@@ -253,10 +263,11 @@ class KvStore:
         sequence.entries.append(entry)
         return True
 
-    def _publish_partial(self, sequence: _Sequence) -> None:
+    def _publish_partial(self, sequence: HeldSequence) -> None:
         depth, size = sequence.prompt_end // self._block_size, self._block_size * TOKEN_BYTES
         token_bytes = bytes(sequence.token_bytes[depth * size : sequence.prompt_end * TOKEN_BYTES])
-        if token_bytes and depth == len(sequence.entries):
+        is_free = token_bytes and self._index.of_block(sequence.blocks[depth]) is None
+        if is_free and depth == len(sequence.entries):
             self._cache.key(sequence.entries, token_bytes, sequence.blocks[depth])
 
     # --- block lists ---
@@ -264,7 +275,7 @@ class KvStore:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
 
-    def _truncate(self, sequence: _Sequence, num_tokens: int) -> None:
+    def _truncate(self, sequence: HeldSequence, num_tokens: int) -> None:
         del sequence.token_bytes[num_tokens * TOKEN_BYTES :]
         del sequence.entries[num_tokens // self._block_size :]
         sequence.prompt_end = min(sequence.prompt_end, num_tokens)

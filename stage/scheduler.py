@@ -8,23 +8,14 @@ running sequence is preempted: rewound and put back in line, never failed.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from stagewire.stage.chunking import ChunkBudget
-from stagewire.stage.draft import Draft
+from stagewire.stage.draft import Draft, Lookup, no_lookup
 from stagewire.stage.sequence import Sequence, SequenceState
+from stagewire.stage.snapshots import Snapshots
 from stagewire.wire.request import FinishReason
 from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
-
-Lookup = Callable[[int, Items[int], Items[int], int], int]
-"""Step id, its releases, token ids, limit: how many of the first `limit` tokens the head's own stage can restore."""
-
-
-def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int) -> int:
-    """Nothing can ever be restored."""
-    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +35,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
         self._limits, self._lookup = limits, lookup
+        self.snapshots = Snapshots(limits.block_size)
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
@@ -76,6 +68,7 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
+        self._releases += self.snapshots.complete(result)
         for found in result.restored:
             self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
@@ -97,13 +90,18 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         return sequence, item
 
+    def free(self, seq_id: int) -> None:
+        """Have all stages give up a snapshot."""
+        self.snapshots.remove(seq_id)
+        self._releases.append(seq_id)
+
     def miss(self, miss: Miss) -> None:
         """A stage lacked what a step built on: begin the sequence again with what that stage holds."""
         sequence = self._running.get(miss.seq_id)
         if sequence is None or miss.step_id < sequence.first_step:
             return
         sequence.awaited_step = None
-        self._releases.append(miss.seq_id)
+        self._releases += [miss.seq_id, *self.snapshots.miss(sequence)]
         self._rewind(sequence, restore_limit=miss.length)
 
     def _limit_restore(self, seq_id: int, num_tokens: int) -> None:
@@ -154,7 +152,7 @@ class Scheduler:
 
     def _continue_prefills(self, draft: Draft) -> None:
         for sequence in sorted(self._running.values(), key=lambda s: s.seq_id):
-            num_tokens = min(draft.room, sequence.num_unscheduled)
+            num_tokens = min(draft.room, sequence.num_prefill)
             is_due = sequence.state is SequenceState.RUNNING and sequence.is_schedulable
             if is_due and num_tokens and not sequence.is_decoding and self._make_room(draft, sequence, num_tokens):
                 self._add_slice(draft, sequence, num_tokens)
@@ -173,7 +171,7 @@ class Scheduler:
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
             self._restore(draft, sequence)
-            num_tokens = min(draft.room, sequence.num_unscheduled)
+            num_tokens = min(draft.room, sequence.num_prefill)
             if num_tokens:
                 self._add_slice(draft, sequence, num_tokens)
                 draft.room -= num_tokens
@@ -203,7 +201,8 @@ class Scheduler:
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, num_restored=num_restored)
+        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id)
+        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, num_restored=num_restored, keep=keep)
         draft.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
         sequence.last_step = self._next_step_id
@@ -227,9 +226,10 @@ class Scheduler:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of the smallest pool that no running sequence occupies."""
+        """Blocks of the smallest pool that neither a running sequence nor a snapshot occupies."""
         size = self._limits.block_size
-        return self._limits.num_blocks - sum(s.num_blocks(size) for s in self._running.values())
+        num_used = sum(s.num_blocks(size) for s in self._running.values()) + self.snapshots.num_blocks
+        return self._limits.num_blocks - num_used
 
     def _new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         size = self._limits.block_size
@@ -290,3 +290,4 @@ class Scheduler:
             assert (seq_id in self._running) == (sequence.state is SequenceState.RUNNING)
             assert (seq_id in self._waiting) == (sequence.state is SequenceState.WAITING)
             assert sequence.num_scheduled == 0 or sequence.state is not SequenceState.WAITING
+        self.snapshots.check_invariants()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stagewire.wire.errors import InvalidTransition
-from stagewire.wire.ring import SequenceStart, StartRequest
+from stagewire.wire.ring import Keep, SequenceStart, StartRequest
 
 
 class SequenceState(Enum):
@@ -33,6 +33,7 @@ class Sequence:
 
     `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
     concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
+    `keep` is a snapshot that is not complete yet, `kept_in` the step that carries it.
     `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
@@ -47,6 +48,8 @@ class Sequence:
     first_step: int = 0
     last_step: int = 0
     restore_limit: int | None = None
+    keep: Keep | None = None
+    kept_in: int | None = None
     is_announced: bool = False
     is_paused: bool = False
     history: deque[object] = field(default_factory=lambda: deque(maxlen=16))
@@ -77,6 +80,12 @@ class Sequence:
             stop_token_ids=request.stop_token_ids,
             offer=request.offer,
         )
+
+    @property
+    def num_prefill(self) -> int:
+        """Tokens of the next chunk if it may be as long as it likes: up to a snapshot, or to the end."""
+        missing = self.keep.num_tokens - self.num_scheduled if self.keep and self.kept_in is None else 0
+        return missing if missing > 0 else self.num_unscheduled
 
     def num_blocks(self, block_size: int, extra_tokens: int = 0) -> int:
         """Blocks that the scheduled tokens and `extra_tokens` more occupy."""

@@ -116,7 +116,8 @@ class TailCore:
         results += [self._book_finish(finish, items) for finish in finishes]
         out = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
-        return StepResult(step.step_id, tuple(results), timings, tuple(restored), step.cache), out
+        kept = [piece.keep.seq_id for piece in step.slices if piece.keep]
+        return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), out
 
     def _add_up(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
         """What a step cost and found, for each request that it held."""

@@ -23,7 +23,7 @@ from stagewire.stage.instructions import SendHead, SendNext
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason, StageTiming, Usage
+from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
@@ -435,7 +435,7 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_gives_the_same_tokens() -
 
 
 class AnyRequests(RuleBasedStateMachine):
-    """Requests that start, run a little, are cancelled, find their caches cleared or their blocks given up.
+    """Requests that start, run a little, are cancelled, kept, find their caches cleared or their blocks given up.
 
     The model beside it recomputes everything from the tokens alone.
     """
@@ -443,6 +443,9 @@ class AnyRequests(RuleBasedStateMachine):
     @initialize(num_blocks=st.sampled_from([8, 12, 40]), chunk_tokens=st.sampled_from([5, 32]))
     def begin(self, num_blocks: int, chunk_tokens: int) -> None:
         self.pipeline = toy_pipeline(num_blocks, max_sequences=4, chunk_tokens=chunk_tokens)
+        assembly = self.pipeline.cores[0].assembly
+        assert assembly is not None and assembly.head is not None
+        self.head = assembly.head
         self.prompts: dict[str, tuple[list[int], int]] = {}
 
     @rule(
@@ -451,10 +454,12 @@ class AnyRequests(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 3), max_size=3),
         max_tokens=st.integers(0, 40),
     )
-    def generate(self, base: int, length: int, tail: list[int], max_tokens: int) -> None:
+    def generate(
+        self, base: int, length: int, tail: list[int], max_tokens: int, wish: SnapshotWish | None = None
+    ) -> None:
         name, prompt = f"r{len(self.prompts)}", [*[(base + 1) * (i + 1) % VOCAB_SIZE for i in range(length)], *tail]
         self.prompts[name] = (prompt, max_tokens)
-        self.pipeline.start(request(name, prompt, max_tokens, GREEDY))
+        self.pipeline.start(replace(request(name, prompt, max_tokens, GREEDY), snapshot=wish))
 
     @rule(which=st.integers(0, 9))
     def repeat(self, which: int) -> None:
@@ -478,6 +483,20 @@ class AnyRequests(RuleBasedStateMachine):
         if running:
             self.pipeline.cancel(running[which % len(running)])
 
+    @rule(
+        name=st.sampled_from(["a", "b"]),
+        base=st.integers(0, 2),
+        length=st.integers(1, 40),
+        num_kept=st.none() | st.integers(1, 40),
+        max_tokens=st.integers(0, 5),
+    )
+    def snapshot(self, name: str, base: int, length: int, num_kept: int | None, max_tokens: int) -> None:
+        self.generate(base, length, [], max_tokens, SnapshotWish(name, num_kept))
+
+    @rule(name=st.sampled_from(["a", "b"]))
+    def free(self, name: str) -> None:
+        self.head.free_snapshot("client", name)
+
     @rule(index=st.integers(0, 2))
     def clear(self, index: int) -> None:
         self.pipeline.stores[index].clear()
@@ -491,6 +510,7 @@ class AnyRequests(RuleBasedStateMachine):
             assert output.token_ids == expected_tokens(prompt, len(output.token_ids), 6)
             if output.ending is not None and output.ending.finish_reason is FinishReason.LENGTH:
                 assert len(output.token_ids) == max_tokens
+        self.head.check_invariants()
         for store in self.pipeline.stores:
             store.check_invariants()
 
@@ -501,6 +521,12 @@ class AnyRequests(RuleBasedStateMachine):
         self.every_token_is_right()
         refused = {ack.request_id for ack in self.pipeline.acks if ack.code is not None}
         assert all(output.ending for name, output in self.pipeline.outputs.items() if name not in refused)
+        snapshots = self.head.snapshots_of("client")
+        for one in snapshots:
+            assert [store.length(one.seq_id) for store in self.pipeline.stores] == [one.num_tokens] * 3
+            self.head.free_snapshot("client", one.name)
+        self.pipeline.run()
+        assert self.head.scheduler.num_free_blocks == self.pipeline.stores[0].num_free
         for store in self.pipeline.stores:
             assert store.num_used == 0
             store.clear()

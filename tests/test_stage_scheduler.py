@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stagewire.stage.scheduler import Lookup, Scheduler, SchedulerLimits
+from stagewire.stage.draft import Lookup
+from stagewire.stage.scheduler import Scheduler, SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import (

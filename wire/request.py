@@ -96,6 +96,17 @@ NO_STATISTICS = CacheStatistics()
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotWish:
+    """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
+
+    A snapshot of the same client and name is replaced once this one is complete.
+    """
+
+    name: str
+    num_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The one ending of a request.
 

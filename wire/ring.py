@@ -12,6 +12,7 @@ from stagewire.wire.request import (
     CacheStatistics,
     FinishReason,
     ReturnOffer,
+    SnapshotWish,
     StageTiming,
     Usage,
 )
@@ -42,6 +43,7 @@ class StartRequest(Message):
     ignore_eos: bool
     offer: ReturnOffer | None
     prompt_token_ids: TokenIds
+    snapshot: SnapshotWish | None = None
 
 
 @message(102)
@@ -79,13 +81,15 @@ class Restored:
 class StepResult(Message):
     """The tail is through with a step; every step gets one, also one that sampled nothing.
 
-    `restored` has an item for each slice that restores or probes; `cache` is what all stages' caches did.
+    `restored` has an item for each slice that restores or probes; `kept` are the sequences that all stages have kept
+    a copy of, under these ids; `cache` is what all stages' caches did.
     """
 
     step_id: int
     results: tuple[SequenceResult, ...]
     timings: tuple[StageTiming, ...]
     restored: tuple[Restored, ...] = ()
+    kept: tuple[int, ...] = ()
     cache: CacheStatistics = NO_STATISTICS
 
 
@@ -148,12 +152,21 @@ class SequenceStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Hold the first `num_tokens` of a sequence under another id, until that is released."""
+
+    seq_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """`num_tokens` consecutive tokens of one sequence from `pos_start`, which is authoritative.
 
     `sample`: the tail draws the next token from the last row. `missed`: an earlier stage lacked the tokens
     before it; the slice then has no rows and later stages compute nothing of it either.
     `num_restored` belongs to restores: the tokens wished for, less what an earlier stage did not hold.
+    `keep` comes after its rows; it is gone when a stage could not.
     """
 
     seq_id: int
@@ -163,6 +176,7 @@ class Slice:
     sample: bool
     missed: bool = False
     num_restored: int = 0
+    keep: Keep | None = None
 
     @property
     def num_rows(self) -> int:
