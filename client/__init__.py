@@ -15,8 +15,9 @@ from stagewire.wire.errors import (
     SettingsError,
     StagewireError,
 )
-from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ __all__ = [
     "SamplingParams",
     "Session",
     "SettingsError",
+    "SnapshotInfo",
+    "SnapshotWish",
+    "Snapshots",
     "StageCache",
     "StageTiming",
     "StagewireError",

@@ -50,6 +50,7 @@ from stagewire.wire.frontend import (
     WhoAreYou,
 )
 from stagewire.wire.returns import ReturnTokens, TailHello
+from stagewire.wire.snapshots import Snapshots
 from stagewire.wire.status import Status
 
 CHECK_S = 0.25
@@ -145,7 +146,7 @@ class ClientCore:
                 return self._requests.refused(message, now)
             case Ended():
                 return self._requests.ended(message, now)
-            case Status() | Card() | Caches():
+            case Status() | Card() | Caches() | Snapshots():
                 return self._questions.reply(message)
             case RelayToClient():
                 return self._relayed(message, now)

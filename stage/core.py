@@ -32,6 +32,7 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,8 @@ class StageCore:
             return self.assembly.tell_head(message, now) if self.assembly else []
         if isinstance(message, AskCache):
             return [SendControl(CacheReport(message.ticket, self._cache(message.clear)))]
+        if isinstance(message, AskHeadSnapshots):
+            return [SendControl(SnapshotReport(message.ticket, self._snapshots(message)))]
         if isinstance(message, RegisterRefused):
             return [Exit(message.code, message.detail)]
         if isinstance(message, BadMessage):
@@ -145,6 +148,16 @@ class StageCore:
             num_cleared=num_cleared,
             statistics=store.statistics,
         )
+
+    def _snapshots(self, asked: AskHeadSnapshots) -> tuple[SnapshotInfo, ...]:
+        head = self.assembly.head if self.assembly and self.assembly.is_sound else None
+        if self.assembly is None or head is None:
+            return ()
+        if asked.free is not None:
+            head.free_snapshot(asked.client_id, asked.free)
+        pipeline, size = str(self.assembly.epoch), self._info.block_size
+        own = head.snapshots_of(asked.client_id)
+        return tuple(SnapshotInfo(one.name, one.num_tokens, -(-one.num_tokens // size), pipeline) for one in own)
 
     def _relayed(self, relay: RelayToTail, now: float) -> list[Instruction]:
         if self.assembly is None or self.assembly.epoch != relay.epoch:

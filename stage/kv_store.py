@@ -210,7 +210,9 @@ class KvStore:
             self._pool.share(block)
         token_bytes = sequence.token_bytes[: num_tokens * TOKEN_BYTES]
         entries = sequence.entries[: num_tokens // self._block_size]
-        self._sequences[target] = HeldSequence(blocks, token_bytes, entries, num_tokens, sequence.decoded_from)
+        # A last block that goes on behind them is for the source to key, as a full one.
+        prompt_end = num_tokens if num_tokens == sequence.length else 0
+        self._sequences[target] = HeldSequence(blocks, token_bytes, entries, prompt_end, sequence.decoded_from)
         self._kept.append(target)
         return True
 

@@ -41,6 +41,7 @@ class _Request:
     num_tokens: int = 0
     num_generated: int = 0
     num_cached: int | None = None
+    num_kept: int = 0
     cache: CacheStatistics = NO_STATISTICS
     timings: dict[int, StageTiming] = field(default_factory=dict)
 
@@ -110,6 +111,9 @@ class TailCore:
     ) -> tuple[StepResult, list[LinkInstruction]]:
         """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
         self._add_up(step, timings)
+        for piece in step.slices:
+            if piece.keep and piece.seq_id in self._requests:
+                self._requests[piece.seq_id].num_kept = piece.keep.num_tokens
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
         finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
@@ -168,7 +172,7 @@ class TailCore:
         """Write the ending: the only place in the system where a started request gets one."""
         usage = Usage(request.start.num_prompt_tokens, request.num_generated, request.num_cached or 0)
         timings = tuple(request.timings[index] for index in sorted(request.timings))
-        ending = Ending(reason, request.num_generated, usage, timings, code, detail, request.cache)
+        ending = Ending(reason, request.num_generated, usage, timings, code, detail, request.cache, request.num_kept)
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]
         token_ids = tuple(s.token_id for s in sampled)

@@ -120,6 +120,24 @@ def test_a_prompt_given_again_is_cached_until_the_caches_are_cleared(up: str) ->
     assert cached_tokens() == (0, num_prompt)
 
 
+def test_a_snapshot_is_saved_listed_used_and_freed(up: str) -> None:
+    """By name, and by whoever sends a prompt that begins with it, whatever the caches forget."""
+    text = "Once upon a time there was a little lamb that went up the hill"
+    saved = stagewire("snapshot", "save", "lamb", text, "--endpoint", up, "--json")
+    assert saved.returncode == 0, saved.stderr
+    (item,) = json.loads(saved.stdout)["items"]
+    assert item["name"] == "lamb" and item["num_tokens"] > 10
+    stagewire("cache", "clear", "--endpoint", up)
+    asked = ("generate", "--raw", text + " and down again", "--endpoint", up, "--max-tokens", "1", "--json")
+    assert json.loads(stagewire(*asked).stdout)["usage"]["cached_tokens"] == item["num_tokens"]
+    assert "lamb" in stagewire("snapshot", "list", "--endpoint", up).stdout
+    assert stagewire("snapshot", "list", "--endpoint", up, "--client-id", "other").stdout == "no snapshots\n"
+    assert stagewire("snapshot", "free", "lamb", "--endpoint", up).stdout == "no snapshots\n"
+    stagewire("cache", "clear", "--endpoint", up)
+    assert json.loads(stagewire(*asked).stdout)["usage"]["cached_tokens"] == 0
+    assert stagewire("snapshot", "save", "lamb", "--endpoint", up).returncode == 2
+
+
 def test_the_demo_answers_reports_and_leaves_nothing() -> None:
     """One command, one answer, and all processes stopped."""
     done = stagewire("demo", "--max-tokens", "8")

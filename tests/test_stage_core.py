@@ -42,10 +42,11 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient, RelayToTail, WhoAreYou
-from stagewire.wire.request import FinishReason, StageTiming
+from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, Repeat, Slice, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
 from stagewire.wire.tensor import Blob, TokenIds
 
 EPOCH = Epoch(5, 1)
@@ -312,6 +313,27 @@ def test_a_stage_tells_what_its_cache_holds_and_forgets_it_when_asked() -> None:
         assert (told.message.ticket, cache.stage_id, cache.num_used_blocks) == (ticket, "s0", 0)
         assert (cache.num_cached_blocks, cache.num_cleared, cache.block_bytes) == (kept, cleared, 100)
         assert cache.statistics.recorded_tokens == 3
+
+
+def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
+    """Another client's name, or a stage without a head, has none."""
+    core = new_core()
+    core.handle_control(assemble(), 0.0)
+    feed(core, 1, replace(start(max_tokens=0), snapshot=SnapshotWish("rules", 2)))
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+
+    def told(client_id: str, free: str | None = None) -> tuple[SnapshotInfo, ...]:
+        (report,) = core.handle_control(AskHeadSnapshots(4, client_id, free), 1.0)
+        assert isinstance(report, SendControl) and isinstance(report.message, SnapshotReport)
+        assert report.message.ticket == 4
+        return report.message.items
+
+    assert told("c") == (SnapshotInfo("rules", 2, 1, str(EPOCH)),)
+    assert told("d", free="rules") == () and len(told("c")) == 1
+    assert told("c", free="rules") == ()
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+    core.handle_control(Dissolve(EPOCH), 2.0)
+    assert told("c") == ()
 
 
 def test_relayed_nonsense_is_counted_and_harmless() -> None:

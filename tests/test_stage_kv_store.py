@@ -195,6 +195,42 @@ def test_a_cache_of_no_blocks_is_off() -> None:
     assert store.probe(ids(8), 8) == 0 and store.num_cached == 0
 
 
+# --- what is kept ---
+
+
+def test_what_is_kept_stays_when_its_source_goes_on_and_goes() -> None:
+    """The source writes to a copy; what is kept becomes public with the next step."""
+    store = new_store()
+    store.append(1, 0, ids(6))
+    assert store.keep(1, 2, 6) and store.probe(ids(6), 6) == 0
+    store.begin_step(2)
+    assert store.probe(ids(6), 6) == 6
+    assert store.append(1, 6, ids(2, 70)) == Copy(1, 2)
+    store.release(1)
+    store.clear()
+    assert store.length(2) == 6 and store.num_used == 2 and store.probe(ids(6), 6) == 6
+    store.check_invariants()
+
+
+def test_what_is_not_there_is_not_kept() -> None:
+    """Nor is an unknown sequence; a sequence of the new id stays as it is."""
+    store = new_store()
+    store.append(1, 0, ids(6))
+    assert not store.keep(1, 2, 7) and not store.keep(5, 2, 1)
+    assert store.length(2) == 0 and store.num_used == 2
+
+
+def test_what_is_kept_may_end_before_its_source() -> None:
+    """Then its last block goes on with other tokens, which it never sees, and which become public as a full block."""
+    store = new_store()
+    store.append(1, 0, ids(12))
+    assert store.keep(1, 2, 6)
+    store.begin_step(2)
+    store.append(1, 12, ids(1, 12))
+    assert store.block_table(2).tolist() == [0, 1] and store.probe(ids(12), 12) == 12
+    store.check_invariants()
+
+
 # --- what is given up ---
 
 
@@ -323,6 +359,15 @@ class AnySteps(RuleBasedStateMachine):
         self.tokens.pop(seq_id, None)
         if num_held:
             self.tokens[seq_id] = prompt[:num_held]
+
+    @rule(source=st.integers(1, 4), other=st.integers(1, 3), num_tokens=st.integers(1, 12))
+    def keep(self, source: int, other: int, num_tokens: int) -> None:
+        self.both(self.step + 1)
+        kept = 1 + (source - 1 + other) % 4
+        is_kept = self.store.keep(source, kept, num_tokens)
+        assert is_kept == self.twin.keep(source, kept, num_tokens) == (len(self.tokens.get(source, [])) >= num_tokens)
+        if is_kept:
+            self.tokens[kept] = self.tokens[source][:num_tokens]
 
     @rule(seq_id=st.integers(1, 4))
     def release(self, seq_id: int) -> None:

@@ -112,7 +112,8 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
-    `timings` and `cache` are of all steps that held the request, with what others did in them.
+    `timings` and `cache` are of all steps that held the request, with what others did in them. `kept_tokens` is
+    the length of the snapshot that all stages keep of its prompt.
     """
 
     finish_reason: FinishReason
@@ -122,6 +123,7 @@ class Ending:
     code: ErrorCode | None = None
     detail: str = ""
     cache: CacheStatistics = NO_STATISTICS
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

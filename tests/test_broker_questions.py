@@ -1,4 +1,4 @@
-"""Questions about the stages' caches: all stages are asked, and silence does not hold up the answer for ever."""
+"""Questions to stages: all that it concerns are asked, and silence does not hold up the answer for ever."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from broker_world import FIRST, LAST, CheckedCore, client_peer, stage_peer
 from stagewire.broker.events import Send
 from stagewire.wire.caches import AskCache, AskCaches, CacheReport, Caches, StageCache
 from stagewire.wire.request import CacheStatistics
+from stagewire.wire.snapshots import AskHeadSnapshots, AskSnapshots, SnapshotInfo, SnapshotReport, Snapshots
 
 
 def cache(stage_id: str) -> StageCache:
@@ -48,6 +49,19 @@ def test_without_stages_the_answer_is_empty_and_comes_at_once() -> None:
     broker = CheckedCore()
     broker.hello("c", generation=1)
     assert broker.from_client("c", AskCaches(clear=False)) == [Send(client_peer("c"), Caches(False, (), ()))]
+
+
+@pytest.mark.parametrize("free", [None, "rules"])
+def test_heads_are_asked_for_the_snapshots_of_the_client_that_asks(serving: CheckedCore, free: str | None) -> None:
+    """No other stage, and for no other client; a pipeline that is not whole has none."""
+    asked = serving.from_client("c", AskSnapshots(free))
+    assert asked == [Send(stage_peer("s0"), AskHeadSnapshots(1, "c", free))]
+    items = (SnapshotInfo("a", 20, 2, "7.1"),)
+    answer = serving.from_stage("s0", SnapshotReport(1, items))
+    assert answer == [Send(client_peer("c"), Snapshots(free, items, ()))]
+    alone = CheckedCore()
+    alone.hello("c", generation=1)
+    assert alone.from_client("c", AskSnapshots(free)) == [Send(client_peer("c"), Snapshots(free, (), ()))]
 
 
 def test_too_many_questions_do_not_pile_up(serving: CheckedCore) -> None:
