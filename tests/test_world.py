@@ -14,7 +14,7 @@ from toy_operators import expected_tokens
 from world import NUM_LAYERS, Seen, World
 
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason
+from stagewire.wire.request import FinishReason, SnapshotWish
 
 ONE = [[(0, 6)]]
 TWO = [[(0, 2), (2, 6)]]
@@ -44,6 +44,19 @@ def assert_settled(world: World) -> None:
             assert stage.core.assembly.report().requests == ()
             stage.store.check_invariants()
             assert stage.store.num_used == 0
+
+
+def free_snapshots(world: World) -> None:
+    """All stages of a pipeline hold the same ones, and give them up together."""
+    for stage in world.stages:
+        head = stage.core.assembly.head if stage.core.assembly else None
+        for client in world.clients if head else ():
+            assert head is not None
+            for snapshot in head.snapshots_of(client.name):
+                held = [other.store.length(snapshot.seq_id) for other in world.stages if other.core.assembly]
+                assert snapshot.num_tokens in held
+                head.free_snapshot(client.name, snapshot.name)
+    world.run(2.0)
 
 
 @pytest.mark.parametrize("cuts", [ONE, TWO, THREE, REPLICAS])
@@ -170,6 +183,12 @@ class Faults(RuleBasedStateMachine):
     def generate(self, who: int, num_prompt: int, max_tokens: int, seed: int | None) -> None:
         self.world.clients[who].generate([1 + (7 * i) % 60 for i in range(num_prompt)], max_tokens, seed)
 
+    @rule(who=st.integers(0, 2), num_prompt=st.integers(1, 40), num_kept=st.integers(1, 40), name=st.sampled_from("ab"))
+    def snapshot(self, who: int, num_prompt: int, num_kept: int, name: str) -> None:
+        """Its request may be refused, where too much is kept already or the place is beyond the prompt."""
+        prompt = [1 + (7 * i) % 60 for i in range(num_prompt)]
+        self.world.clients[who].generate(prompt, 3, snapshot=SnapshotWish(name, num_kept))
+
     @rule(who=st.integers(0, 2), which=st.integers(0, 5))
     def cancel(self, who: int, which: int) -> None:
         client = self.world.clients[who]
@@ -243,6 +262,7 @@ class Faults(RuleBasedStateMachine):
             stage.restart()
         self.world.run(SETTLED_S)
         self.what_was_delivered_is_right()
+        free_snapshots(self.world)
         assert_settled(self.world)
 
 

@@ -35,7 +35,7 @@ from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Generate, WhoAreYou
 from stagewire.wire.numbering import SenderNumbers
-from stagewire.wire.request import Ending, ReturnOffer, StageTiming
+from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish, StageTiming
 from stagewire.wire.ring import CancelRequest, Repeat, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
@@ -211,6 +211,7 @@ def _start(generate: Generate, push: broker_events.PushStart) -> StartRequest:
         generate.ignore_eos,
         push.offer,
         generate.prompt_token_ids,
+        generate.snapshot,
     )
 
 
@@ -503,11 +504,13 @@ class SimClient:
             self._drop_socket(generation)
             self.handle(client_events.LinkDisconnected(generation))
 
-    def generate(self, prompt: list[int], max_tokens: int, seed: int | None = None) -> str:
+    def generate(
+        self, prompt: list[int], max_tokens: int, seed: int | None = None, snapshot: SnapshotWish | None = None
+    ) -> str:
         request_id = f"{self.name}-{next(self._ids)}"
         self.requests[request_id] = Seen(prompt, max_tokens, submitted_at=self._world.now)
         sampling = SamplingParams(temperature=0.0, seed=seed)
-        generate = Generate(request_id, "s", None, sampling, max_tokens, (), False, TokenIds.of(prompt))
+        generate = Generate(request_id, "s", None, sampling, max_tokens, (), False, TokenIds.of(prompt), snapshot)
         self.handle(client_events.Submit(generate))
         return request_id
 
