@@ -282,7 +282,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""
         assert len(self._in_flight) <= self._limits.num_stages
-        assert 0 <= self.num_free_blocks <= self._limits.num_blocks
+        # A new snapshot may overdraw the account until the next slice makes room, also for what it will keep.
+        assert -self.snapshots.num_blocks <= self.num_free_blocks <= self._limits.num_blocks
         assert len(self._running) <= self._limits.max_sequences
         assert self._waiting == sorted(self._waiting)
         for seq_id, sequence in self._sequences.items():
