@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagewire.broker.chain import find_chain, is_whole
 from stagewire.broker.endings import Endings
 from stagewire.broker.events import CloseFeed, ForgetPeer, OpenFeed
-from stagewire.broker.pipeline import Pipeline, PipelineState, PipelineTrigger
+from stagewire.broker.pipeline import Pipeline, PipelineState, PipelineTrigger, kv_numerics
 from stagewire.broker.pool import StageRecord
 from stagewire.broker.state import BrokerState
 from stagewire.wire.control import Assemble, Dissolve, Fault, StageInfo
@@ -52,6 +52,8 @@ class Assembly:
                 feed_endpoint=pipeline.head.data_endpoint,
                 next_endpoint=next_endpoint,
                 num_blocks=pipeline.num_blocks,
+                cache_blocks=pipeline.cache_blocks,
+                numerics=kv_numerics(chain[: stage_index + 1]),
             )
             self._state.to_stage(stage, message)
         self._state.note("assembling", epoch=pipeline.epoch, stages=",".join(pipeline.stage_ids))

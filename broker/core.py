@@ -23,12 +23,14 @@ from stagewire.broker.events import (
     Unreadable,
 )
 from stagewire.broker.pool import StageRecord
+from stagewire.broker.questions import StageQuestions
 from stagewire.broker.reception import Reception
 from stagewire.broker.registration import Registration
 from stagewire.broker.relay import Relay
 from stagewire.broker.report import status_of
 from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.state import BrokerState
+from stagewire.wire.caches import AskCaches, CacheReport
 from stagewire.wire.codec import Message
 from stagewire.wire.control import (
     Assembled,
@@ -57,6 +59,7 @@ from stagewire.wire.frontend import (
     RelayToTail,
     WhoAreYou,
 )
+from stagewire.wire.snapshots import AskSnapshots, SnapshotReport
 
 _PAUSE_S = 1.0
 
@@ -79,6 +82,7 @@ class BrokerCore:
         self._reception = Reception(self._state, self._endings)
         self._relay = Relay(self._state)
         self._cards = Cards(self._state)
+        self._questions = StageQuestions(self._state)
         self._ticked_at = now
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -121,6 +125,10 @@ class BrokerCore:
                 client = self._client_of(peer, now)
                 if client:
                     self._from_client(client, peer, message, now)
+            case AskCaches() | AskSnapshots():
+                client = self._client_of(peer, now)
+                if client:
+                    self._ask_stages(client, peer, message, now)
             case _:
                 self._misplaced(peer, message)
 
@@ -138,6 +146,12 @@ class BrokerCore:
                 self._cards.asked(peer, digest, now)
             case RelayToTail():
                 self._relay.to_tail(client, message)
+
+    def _ask_stages(self, client: ClientRecord, peer: Peer, message: AskCaches | AskSnapshots, now: float) -> None:
+        if isinstance(message, AskCaches):
+            self._questions.ask_caches(peer, message.clear, now)
+        else:
+            self._questions.ask_snapshots(peer, client.client_id, message.free, now)
 
     def _client_of(self, peer: Peer, now: float) -> ClientRecord | None:
         client = self._state.clients.by_peer(peer)
@@ -160,6 +174,10 @@ class BrokerCore:
                 self._registration.heartbeat(peer, message, now)
             case StageBye():
                 self._registration.bye(message, now)
+            case CacheReport() | SnapshotReport():
+                stage = self._stage_of(peer, now)
+                if stage:
+                    self._questions.reported(stage, message)
             case Assembled() | Dissolved() | GenerateAck() | RequestEnded() | Fault() | RelayToClient() | Card():
                 stage = self._stage_of(peer, now)
                 if stage:
@@ -244,6 +262,7 @@ class BrokerCore:
             self._assembly.break_up(self._state.pipelines[epoch], ErrorCode.STAGE_LOST, detail, now)
         self._endings.expire(now)
         self._cards.expire(now)
+        self._questions.expire(now)
 
     def _forgive_pause(self, now: float) -> None:
         """While this process itself was stopped it heard nobody: that is no silence of theirs."""
@@ -256,3 +275,4 @@ class BrokerCore:
         """Raises AssertionError when the state contradicts itself."""
         self._state.check_invariants()
         self._cards.check_invariants()
+        self._questions.check_invariants()

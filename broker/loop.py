@@ -235,4 +235,5 @@ def _start_request(generate: Generate, push: PushStart) -> StartRequest:
         ignore_eos=generate.ignore_eos,
         offer=push.offer,
         prompt_token_ids=generate.prompt_token_ids,
+        snapshot=generate.snapshot,
     )

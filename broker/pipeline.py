@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -40,6 +42,17 @@ TRANSITIONS: dict[tuple[PipelineState, PipelineTrigger], PipelineState] = {
 SEQUENCES_AHEAD = 4
 """A head is given this many times the sequences that it runs at once: enough that the next one starts in the
 very step after another ends, few enough that a second pipeline still finds work in the broker's queue."""
+
+
+def kv_numerics(infos: Sequence[StageInfo]) -> str:
+    """What the keys of the last of these stages' KV blocks hold besides tokens; `infos` goes from the head to it.
+
+    Each stage reads its own tensors only; what they are together is put together here.
+    """
+    digest = hashlib.sha256(b"stagewire-kv-1\n")
+    for info in infos:
+        digest.update(f"{info.tensors_digest} {info.fingerprint} {info.block_size}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(slots=True)
@@ -103,6 +116,11 @@ class Pipeline:
     def num_blocks(self) -> int:
         """The smallest KV pool: the head accounts against it."""
         return min(info.num_blocks for info in self.members.values())
+
+    @property
+    def cache_blocks(self) -> int:
+        """The smallest KV cache: then all stages keep the same blocks."""
+        return min(info.cache_blocks for info in self.members.values())
 
     def has_room(self) -> bool:
         return self.is_serving and len(self.requests) < self.capacity and self.credit.may_start()

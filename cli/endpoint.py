@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ def add_endpoint_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def connect(options: argparse.Namespace) -> Client:
+def connect(options: argparse.Namespace, client_id: str | None = None) -> Client:
+    """The client; under a random name unless one is given."""
     from stagewire.client import Client, ClientSettings
 
-    return Client(settings=ClientSettings(endpoint=options.endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S))
+    settings = ClientSettings(endpoint=options.endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S)
+    return Client(settings=replace(settings, client_id=client_id) if client_id else settings)

@@ -24,7 +24,7 @@ examples:
   echo "Say hello in French." | stagewire generate -
   stagewire generate "Name three rivers." --json
 
-With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings; or error.
+With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings, cache; or error.
 """
 
 
@@ -92,4 +92,5 @@ def as_object(result: Result) -> dict[str, object]:
         "stop_reason": result.stop_reason,
         "usage": asdict(result.usage),
         "timings": asdict(result.timings),
+        "cache": asdict(result.cache),
     }

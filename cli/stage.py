@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "threads": "CPU threads for computing",
         "precision": "of weights and products",
         "kv_tokens": "tokens whose keys and values fit into memory",
+        "cache_tokens": "of these, as many may stay in the prefix cache when no request uses them; 0: no cache",
         "bind": "where this stage listens for its neighbours",
     }
     add_settings(parser, StageSettings, described)

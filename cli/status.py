@@ -57,7 +57,8 @@ def _stage_line(stage: StageStatus) -> str:
     step = "" if stage.step_age_s is None else f", in a step for {stage.step_age_s:.1f} s"
     return (
         f"  {info.stage_id}: {info.model_name} layers {info.layer_start}:{info.layer_end} of {info.num_layers}, "
-        f"{info.weight_bytes / 1e6:.0f} MB {info.precision} by {_kernel(info)} on {info.device}, {info.threads} threads, "
+        f"{info.weight_bytes / 1e6:.0f} MB {info.precision} by {_kernel(info)} on {info.device}, "
+        f"{info.threads} threads, "
         f"KV for {info.num_blocks * info.block_size} tokens, heard {stage.silent_s:.1f} s ago{step}"
     )
 

@@ -7,6 +7,7 @@ from stagewire.client.client import Client, Session
 from stagewire.client.generation import Generation
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.caches import Caches, StageCache
 from stagewire.wire.errors import (
     ErrorCode,
     ProtocolError,
@@ -14,8 +15,9 @@ from stagewire.wire.errors import (
     SettingsError,
     StagewireError,
 )
-from stagewire.wire.request import FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ __all__ = [
     "AsyncClient",
     "AsyncGeneration",
     "AsyncSession",
+    "CacheStatistics",
+    "Caches",
     "ChatMessage",
     "Client",
     "ClientSettings",
@@ -38,6 +42,10 @@ __all__ = [
     "SamplingParams",
     "Session",
     "SettingsError",
+    "SnapshotInfo",
+    "SnapshotWish",
+    "Snapshots",
+    "StageCache",
     "StageTiming",
     "StagewireError",
     "Status",

@@ -16,13 +16,16 @@ from stagewire.client.answer import Answer
 from stagewire.client.client import Client
 from stagewire.client.delivery import Finished, QueueSink, Tokens
 from stagewire.client.prompt import Message, Prompt, prompt_of
-from stagewire.client.result import RequestFailed, Result, TokenEvent
+from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
+from stagewire.wire.caches import Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate, ModelInfo
+from stagewire.wire.request import SnapshotWish
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
@@ -150,6 +153,22 @@ class AsyncClient:
         """See `Client.status`."""
         return await asyncio.to_thread(self._client.status)
 
+    async def caches(self) -> Caches:
+        """See `Client.caches`."""
+        return await asyncio.to_thread(self._client.caches)
+
+    async def clear_caches(self) -> Caches:
+        """See `Client.clear_caches`."""
+        return await asyncio.to_thread(self._client.clear_caches)
+
+    async def snapshots(self) -> Snapshots:
+        """See `Client.snapshots`."""
+        return await asyncio.to_thread(self._client.snapshots)
+
+    async def free_snapshot(self, name: str) -> Snapshots:
+        """See `Client.free_snapshot`."""
+        return await asyncio.to_thread(self._client.free_snapshot, name)
+
     async def connect(self) -> None:
         """See `Client.connect`."""
         await asyncio.to_thread(self._client.connect)
@@ -209,6 +228,7 @@ class AsyncSession:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         detokenize: bool = False,
+        snapshot: SnapshotWish | None = None,
     ) -> AsyncGeneration:
         """See `Session.generate`."""
         prompt = prompt_of(
@@ -221,5 +241,22 @@ class AsyncSession:
             stop_token_ids,
             ignore_eos,
             detokenize,
+            snapshot,
         )
         return await self._client.start(prompt, self.session_id, self._model)
+
+    async def snapshot(
+        self,
+        name: str,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> int:
+        """See `Session.snapshot`."""
+        wish = SnapshotWish(name)
+        given = await self.generate(
+            text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
+        )
+        async with given as generation:
+            return kept_tokens(await generation.wait(), name)

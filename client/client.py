@@ -13,13 +13,17 @@ from stagewire.client.cards import CardCache, checked_card
 from stagewire.client.generation import Generation
 from stagewire.client.loop import ClientLoop
 from stagewire.client.prompt import Message, Prompt, prompt_of
+from stagewire.client.result import kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
+from stagewire.wire.caches import AskCaches, Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import BrokerWelcome, Card, Generate, GetCard, GetStatus, ModelInfo
+from stagewire.wire.request import SnapshotWish
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskSnapshots, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
@@ -66,6 +70,47 @@ class Client:
         """
         answer = self._ask(GetStatus())
         assert isinstance(answer, Status)
+        return answer
+
+    def caches(self) -> Caches:
+        """What the prefix cache of each stage holds and has done.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        answer = self._ask(AskCaches(clear=False))
+        assert isinstance(answer, Caches)
+        return answer
+
+    def clear_caches(self) -> Caches:
+        """Have all stages forget what no running request uses; tells how much that was.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        answer = self._ask(AskCaches(clear=True))
+        assert isinstance(answer, Caches)
+        return answer
+
+    def snapshots(self) -> Snapshots:
+        """The snapshots that this client has, by pipeline and name.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return self._ask_snapshots(None)
+
+    def free_snapshot(self, name: str) -> Snapshots:
+        """Give up a snapshot, on every pipeline that has it; returns those that are left.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return self._ask_snapshots(name)
+
+    def _ask_snapshots(self, free: str | None) -> Snapshots:
+        answer = self._ask(AskSnapshots(free))
+        assert isinstance(answer, Snapshots)
         return answer
 
     def connect(self) -> None:
@@ -189,6 +234,7 @@ class Session:
         stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
         detokenize: bool = False,
+        snapshot: SnapshotWish | None = None,
     ) -> Generation:
         """Start an answer and return at once; iterate over it for tokens.
 
@@ -204,11 +250,35 @@ class Session:
             stop_token_ids: tokens that end it, beside the model's own end tokens.
             ignore_eos: do not stop at the model's end tokens.
             detokenize: give text also where the prompt comes in tokens.
+            snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
 
         Raises:
             RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
             StagewireError: no broker answers, where the tokenizer has to be fetched first.
         """
         prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos,
-                           detokenize)  # fmt: skip
+                           detokenize, snapshot)  # fmt: skip
         return self._client.start(prompt, self.session_id, self._model)
+
+    def snapshot(
+        self,
+        name: str,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+    ) -> int:
+        """Compute a prompt and keep it on all stages under `name` until it is freed; returns its length in tokens.
+
+        It lasts as long as the pipeline does. Any prompt that begins with it finds it there.
+
+        Raises:
+            RequestRefused: as `generate`; SNAPSHOT_LIMIT, too much is kept already.
+            RequestFailed: it could not be computed, or not be kept on all stages.
+        """
+        wish = SnapshotWish(name)
+        given = self.generate(
+            text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
+        )  # fmt: skip
+        with given as generation:
+            return kept_tokens(generation.wait(), name)

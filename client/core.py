@@ -31,6 +31,7 @@ from stagewire.client.request_table import RequestTable
 from stagewire.client.return_links import ReturnLinks
 from stagewire.client.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.caches import Caches
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
@@ -49,6 +50,7 @@ from stagewire.wire.frontend import (
     WhoAreYou,
 )
 from stagewire.wire.returns import ReturnTokens, TailHello
+from stagewire.wire.snapshots import Snapshots
 from stagewire.wire.status import Status
 
 CHECK_S = 0.25
@@ -144,7 +146,7 @@ class ClientCore:
                 return self._requests.refused(message, now)
             case Ended():
                 return self._requests.ended(message, now)
-            case Status() | Card():
+            case Status() | Card() | Caches() | Snapshots():
                 return self._questions.reply(message)
             case RelayToClient():
                 return self._relayed(message, now)

@@ -116,7 +116,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to the broker: `GetStatus`, `GetCard`, or None to wait for its welcome."""
+    """A question to the broker, whose answer `questions.py` knows; None waits for its welcome."""
 
     ticket: int
     message: Message | None

@@ -11,6 +11,7 @@ from stagewire.client.transcript import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
 from stagewire.wire.limits import MAX_PROMPT_TOKENS, MAX_STOP_TOKENS, MAX_TOKENS
+from stagewire.wire.request import SnapshotWish
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -36,6 +37,7 @@ class Prompt:
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     detokenize: bool
+    snapshot: SnapshotWish | None
 
     def __post_init__(self) -> None:
         given = [self.text, self.messages, self.prompt_token_ids]
@@ -85,6 +87,7 @@ class Prompt:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             prompt_token_ids=TokenIds.of(token_ids),
+            snapshot=self.snapshot,
         )
 
     def transcript(self, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> Transcript:
@@ -106,6 +109,7 @@ def prompt_of(
     stop_token_ids: Sequence[int],
     ignore_eos: bool,
     detokenize: bool,
+    snapshot: SnapshotWish | None,
 ) -> Prompt:
     """The arguments of `generate` with their defaults filled in.
 
@@ -125,6 +129,7 @@ def prompt_of(
         stop_token_ids=tuple(stop_token_ids),
         ignore_eos=ignore_eos,
         detokenize=detokenize,
+        snapshot=snapshot,
     )
 
 

@@ -1,4 +1,4 @@
-"""Questions to the broker that wait for an answer: status, cards, and whether we are welcome."""
+"""Questions to the broker that wait for an answer: status, cards, caches, snapshots, and whether we are welcome."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 from stagewire.client.broker_link import BrokerLink
 from stagewire.client.events import Answer, AnswerError, Ask, Instruction, SendBroker
+from stagewire.wire.caches import AskCaches, Caches
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerWelcome, Card, GetCard
+from stagewire.wire.snapshots import AskSnapshots, Snapshots
 from stagewire.wire.status import Status
 
 REPEAT_S = 1.0
@@ -28,6 +30,10 @@ class _Question:
             return isinstance(reply, BrokerWelcome)
         if isinstance(wanted, GetCard):
             return isinstance(reply, Card) and reply.digest == wanted.digest
+        if isinstance(wanted, AskCaches):
+            return isinstance(reply, Caches) and reply.clear == wanted.clear
+        if isinstance(wanted, AskSnapshots):
+            return isinstance(reply, Snapshots) and reply.free == wanted.free
         return isinstance(reply, Status)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stagewire.wire import errors
 from stagewire.wire.errors import StagewireError
-from stagewire.wire.request import FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Timings:
 class Result:
     """The end of a generation. `stop_reason` is the stop string that ended it, if one did.
 
+    `cache` is what the stages' caches did in the steps that held the request, also for others in those steps.
+    `kept_tokens` is the length of the snapshot that was asked for and is complete.
     `error` is set when it failed; the tokens before it stay valid.
     """
 
@@ -52,7 +54,22 @@ class Result:
     stop_reason: str | None
     usage: Usage
     timings: Timings
+    cache: CacheStatistics
+    kept_tokens: int
     error: StagewireError | None = None
+
+
+def kept_tokens(result: Result, name: str) -> int:
+    """The length of a snapshot that was to be made.
+
+    Raises:
+        StagewireError: what ended the request, or that not all stages could keep it.
+    """
+    if result.error is not None:
+        raise result.error
+    if not result.kept_tokens:
+        raise RequestFailed(f"snapshot {name!r} is not complete; try again")
+    return result.kept_tokens
 
 
 class RequestFailed(errors.RequestFailed):

@@ -59,7 +59,9 @@ class Transcript:
         reason = ending.finish_reason
         error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
-        return Result(text, token_ids, reason, self.stop_reason, usage, timings, error)
+        return Result(
+            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens, error
+        )
 
 
 def _error(ending: Ending, refused: bool) -> StagewireError:

@@ -151,7 +151,7 @@ def _q3_k(form: CodeForm, blocks: Bytes) -> Codes:
 
 def _two_bits(packed: Bytes) -> Bytes:
     """The pairs of bits of four bytes: all lowest pairs, then the next: [..., 16]."""
-    return (packed[..., None, :] >> _shifts(0, 2, 4, 6) & 3).reshape(*packed.shape[:-1], 16)
+    return _codes(packed[..., None, :] >> _shifts(0, 2, 4, 6) & 3).reshape(*packed.shape[:-1], 16)
 
 
 def _q4_k(form: CodeForm, blocks: Bytes) -> Codes:

@@ -40,11 +40,12 @@ class Assembly:
     def __init__(self, message: Assemble, executor: StepExecutor, head: HeadCore | None, tail: TailCore | None) -> None:
         self.epoch, self.stage_index, self.num_stages = message.epoch, message.stage_index, message.num_stages
         self.executor = executor
-        self._head, self._tail = head, tail
+        self.head, self._tail = head, tail
         self._received = ReceiverNumbers(self.epoch)
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
-        self._steps: deque[Step] = deque()
+        self._steps: deque[tuple[float, Step]] = deque()
+        self._queue_s = 0.0
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -57,11 +58,11 @@ class Assembly:
     @property
     def num_preemptions(self) -> int:
         """Sequences that the head has rewound for want of blocks."""
-        return self._head.scheduler.num_preemptions if self._head else 0
+        return self.head.scheduler.num_preemptions if self.head else 0
 
     def report(self) -> AssemblyReport:
         """For the broker that wants to adopt it."""
-        requests = self._head.requests if self._head else ()
+        requests = self.head.requests if self.head else ()
         return AssemblyReport(self.epoch, self.stage_index, self.num_stages, requests)
 
     # --- the ring ---
@@ -76,17 +77,17 @@ class Assembly:
         if arrival is Arrival.DROP:
             self.num_dropped += not isinstance(message, Repeat)
             return []
-        if self._head and isinstance(message, _FOR_HEAD):
+        if self.head and isinstance(message, _FOR_HEAD):
             return self.tell_head(message, now)
-        if self._head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
-            self._steps.append(message)
+        if self.head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
+            self._steps.append((now, message))
             return []
         return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
 
     def tell_head(self, message: HeadInput, now: float) -> list[Instruction]:
         """Over the feed, or without a socket where this stage is the head."""
-        if self._head:
-            return self._from_head(self._head.handle(message, now), now)
+        if self.head:
+            return self._from_head(self.head.handle(message, now), now)
         if self._to_head and not isinstance(message, StartRequest):
             return [SendHead(self._to_head.next(now), message)]
         return []
@@ -113,9 +114,13 @@ class Assembly:
         """The step to compute now, or None."""
         if not self.is_sound:
             return None
-        if self._head:
-            return self._head.next_step(now)
-        return self._steps.popleft() if self._steps else None
+        if self.head:
+            return self.head.next_step(now)
+        if not self._steps:
+            return None
+        arrived_at, step = self._steps.popleft()
+        self._queue_s = now - arrived_at
+        return step
 
     def begin_step(self, step: Step, now: float) -> list[Instruction]:
         """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
@@ -134,7 +139,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index)
+        timing = timing.at(self.stage_index, self._queue_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
@@ -188,8 +193,8 @@ class Assembly:
             out.append(SendHead(envelope, Repeat()))
         if self._tail:
             out += self._perform_links(self._tail.tick(now), now)
-        if self._head:
-            out += self._from_head(self._head.tick(now), now)
+        if self.head:
+            out += self._from_head(self.head.tick(now), now)
         return out
 
     def _repeat_fault(self, fault: Fault, now: float) -> list[Instruction]:

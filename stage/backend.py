@@ -77,7 +77,9 @@ def _load_native(path: Path, config: ModelConfig, settings: StageSettings, layer
 
 def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str) -> Backend:
     if settings.kv_precision != "auto":
-        raise SettingsError(f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto")
+        raise SettingsError(
+            f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto"
+        )
     # It takes a second and 190 MB to import; a native stage does without.
     from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415
 

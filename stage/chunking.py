@@ -19,6 +19,7 @@ _DECODES_ALONE_EVERY = 16
 """Of the steps that hold decodes while there are prompts, one in so many holds no chunk: it tells what decodes cost."""
 _POSITIONS_PER_KEY = 512
 _SMOOTHING = 0.15
+_DECODES = (Phase.DECODE, Phase.TRY_RESTORE_DECODE)
 
 
 class _Table:
@@ -91,7 +92,7 @@ class ChunkBudget:
             is_oldest = not shares
             own_s = max(room_s / 2, room_s - needed_s) if is_oldest else room_s
             affordable = max(self.tokens(own_s, sequence.num_scheduled), int(is_oldest))
-            num_tokens = min(affordable, room_tokens, sequence.num_unscheduled)
+            num_tokens = min(affordable, room_tokens, sequence.num_prefill)
             if num_tokens < 1:
                 break
             room_s -= self.seconds(num_tokens, sequence.num_scheduled)
@@ -102,10 +103,12 @@ class ChunkBudget:
     def observe(self, slices: tuple[Slice, ...], timings: Iterable[StageTiming]) -> None:
         """Learn from a finished step."""
         slowest_s = max([timing.compute_s for timing in timings], default=0.0)
-        if slowest_s <= 0 or not slices:
+        if slowest_s <= 0:
             return
         chunks = [piece for piece in slices if piece.phase is Phase.PREFILL]
-        num_decodes = len(slices) - len(chunks)
+        num_decodes = sum(piece.phase in _DECODES for piece in slices)
+        if not chunks and not num_decodes:
+            return
         decode_s = self._decode_s.get(num_decodes)
         chunk_s = sum(self.seconds(piece.num_tokens, piece.pos_start) for piece in chunks)
         if num_decodes and (not chunks or decode_s is None):

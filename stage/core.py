@@ -13,7 +13,9 @@ from stagewire.stage.assembly import Assembly
 from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadCore, HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.tail import TailCore
+from stagewire.wire.caches import AskCache, CacheReport, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
 from stagewire.wire.control import (
     Assemble,
@@ -30,13 +32,16 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """What the core needs of its process: makers of per-epoch parts, and 16 random bytes."""
+    """What the core needs of its process: its KV store, the sizes of its epochs, and 16 random bytes."""
 
-    make_executor: Callable[[], StepExecutor]
+    store: KvStore
+    hidden_size: int
+    is_row_exact: bool
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
 
@@ -80,6 +85,10 @@ class StageCore:
             return self._relayed(message, now)
         if isinstance(message, RequestEndedAck):
             return self.assembly.tell_head(message, now) if self.assembly else []
+        if isinstance(message, AskCache):
+            return [SendControl(CacheReport(message.ticket, self._cache(message.clear)))]
+        if isinstance(message, AskHeadSnapshots):
+            return [SendControl(SnapshotReport(message.ticket, self._snapshots(message)))]
         if isinstance(message, RegisterRefused):
             return [Exit(message.code, message.detail)]
         if isinstance(message, BadMessage):
@@ -101,11 +110,17 @@ class StageCore:
             return [SendControl(Dissolved(message.epoch))]
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
-        head = HeadCore(message.epoch, self._parts.head_limits(message)) if is_first else None
+        executor = self._make_executor(message)
+        head = HeadCore(message.epoch, self._parts.head_limits(message), executor.lookup) if is_first else None
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
-        self.assembly = Assembly(message, self._parts.make_executor(), head, tail)
+        self.assembly = Assembly(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
+
+    def _make_executor(self, message: Assemble) -> StepExecutor:
+        parts = self._parts
+        parts.store.begin_epoch(message.numerics, message.num_blocks, message.cache_blocks, parts.is_row_exact)
+        return StepExecutor(parts.store, parts.hidden_size, message.stage_index)
 
     def _dissolve(self, epoch: Epoch) -> list[Instruction]:
         self._fence = max(self._fence, epoch)
@@ -118,6 +133,31 @@ class StageCore:
             return []
         self._fence = max(self._fence, assembly.epoch)
         return assembly.close()
+
+    def _cache(self, is_clear: bool) -> StageCache:
+        store, info = self._parts.store, self._info
+        num_cleared = store.clear() if is_clear else 0
+        return StageCache(
+            stage_id=info.stage_id,
+            num_blocks=info.num_blocks,
+            num_used_blocks=store.num_used,
+            num_cached_blocks=store.num_cached,
+            max_cached_blocks=info.cache_blocks,
+            block_size=info.block_size,
+            block_bytes=store.block_bytes,
+            num_cleared=num_cleared,
+            statistics=store.statistics,
+        )
+
+    def _snapshots(self, asked: AskHeadSnapshots) -> tuple[SnapshotInfo, ...]:
+        head = self.assembly.head if self.assembly and self.assembly.is_sound else None
+        if self.assembly is None or head is None:
+            return ()
+        if asked.free is not None:
+            head.free_snapshot(asked.client_id, asked.free)
+        pipeline, size = str(self.assembly.epoch), self._info.block_size
+        own = head.snapshots_of(asked.client_id)
+        return tuple(SnapshotInfo(one.name, one.num_tokens, -(-one.num_tokens // size), pipeline) for one in own)
 
     def _relayed(self, relay: RelayToTail, now: float) -> list[Instruction]:
         if self.assembly is None or self.assembly.epoch != relay.epoch:

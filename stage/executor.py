@@ -1,22 +1,25 @@
-"""A stage's books for one step: which KV blocks its rows take, what is missing, what goes on to the next stage.
+"""A stage's books for one step: which KV blocks its rows take, what is restored or missing, what goes on from here.
 
 `plan` comes before the forward pass, `forward` after it. The pass itself and the clock are the worker's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.kv_blocks import BlockTables, OutOfBlocks
-from stagewire.stage.operators import Batch, SequenceRows
+from stagewire.stage.kv_blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv_store import KvStore
+from stagewire.stage.operators import Batch, Operators, SequenceRows
 from stagewire.wire.errors import ErrorCode, StagewireError
-from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import Miss, Slice, Step
+from stagewire.wire.request import CacheStatistics, StageTiming
+from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import Tensor
+
+TokenArray = npt.NDArray[np.int32]
 
 
 class StepFailed(StagewireError):
@@ -27,76 +30,172 @@ class StepFailed(StagewireError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step made ready: `step` with its misses marked, the rows to compute (None: nothing), their input."""
+    """A step made ready: `step` with its misses marked, the rows to compute (None: nothing), their input.
+
+    `copies` of KV blocks come first, in this order.
+    """
 
     step: Step
     batch: Batch | None
     hidden_states: npt.NDArray[np.float32] | None
     misses: tuple[Miss, ...]
+    copies: tuple[Copy, ...]
+
+    def compute(self, operators: Operators) -> npt.NDArray[np.float32] | None:
+        """Copy what has to be copied, and run the layers if there are rows for them."""
+        for copy in self.copies:
+            operators.copy_block(copy.source, copy.target)
+        return operators.forward(self.batch, self.hidden_states) if self.batch else None
 
 
 class StepExecutor:
-    """Sequences of one pipeline epoch in this stage's KV pool."""
+    """Sequences of one pipeline epoch in this stage's KV store."""
 
-    def __init__(self, tables: BlockTables, hidden_size: int, is_first: bool) -> None:
-        self._tables = tables
-        self._hidden_size, self._is_first = hidden_size, is_first
+    def __init__(self, store: KvStore, hidden_size: int, stage_index: int) -> None:
+        self._store = store
+        self._hidden_size, self._stage_index = hidden_size, stage_index
+        self._is_first = stage_index == 0
+
+    @property
+    def store(self) -> KvStore:
+        return self._store
+
+    def lookup(self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int) -> int:
+        """For the head of this very stage: how many of the first `limit` tokens a restore in its next step would give.
+
+        `releases` are those of that step, which come before its restores; they are done now.
+        """
+        self._begin(step_id, releases)
+        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit)
 
     def plan(self, step: Step) -> Plan:
-        """Release, append, look for misses.
+        """Release, restore, append, look for misses.
 
         Raises:
             StepFailed: the step contradicts itself or the pool; the epoch must end.
         """
-        for seq_id in step.releases:
-            self._tables.release(seq_id)
         self._check_sizes(step)
-        misses: list[Miss] = []
-        slices = tuple([piece if piece.missed else self._append(piece, step.step_id, misses) for piece in step.slices])
-        kept, logit_rows, rows = [], [], 0
-        for piece in slices:
-            if not piece.missed:
-                table = self._tables.block_table(piece.seq_id)
-                kept.append(SequenceRows(rows, piece.num_tokens, piece.pos_start, table))
-                rows += piece.num_tokens
-                if piece.sample:
-                    logit_rows.append(rows - 1)
-        token_ids, hidden_states = step.token_ids.to_numpy(), self._sent(step)
-        if rows < len(token_ids):
-            token_ids, hidden_states = _without_missed(token_ids, hidden_states, step.slices, slices)
-        batch = Batch.of(token_ids, kept, logit_rows) if kept else None
-        return Plan(replace(step, slices=slices) if misses else step, batch, hidden_states, tuple(misses))
+        self._begin(step.step_id, step.releases)
+        pieces = list(self._pieces(step))
+        slices = [self._restore(piece, token_ids) for piece, token_ids in pieces]
+        copies: list[Copy] = []
+        slices = [self._append(piece, ids, copies) for piece, (_, ids) in zip(slices, pieces, strict=True)]
+        slices = [self._keep(piece) if piece.keep else piece for piece in slices]
+        misses = [
+            Miss(step.step_id, new.seq_id, self._store.length(new.seq_id))
+            for new, (old, _) in zip(slices, pieces, strict=True)
+            if new.missed and not old.missed
+        ]
+        cache = step.cache.plus(self._statistics())
+        batch = self._batch(slices, [ids for _, ids in pieces])
+        hidden_states = self._input(step, slices)
+        planned = replace(step, slices=tuple(slices), cache=cache)
+        return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies))
 
-    def _append(self, piece: Slice, step_id: int, misses: list[Miss]) -> Slice:
-        held = self._tables.append(piece.seq_id, piece.pos_start, piece.num_tokens)
-        if isinstance(held, OutOfBlocks):
+    def _begin(self, step_id: int, releases: Sequence[int]) -> None:
+        self._store.begin_step(step_id)
+        for seq_id in releases:
+            self._store.release(seq_id)
+
+    @staticmethod
+    def _pieces(step: Step) -> Iterator[tuple[Slice, TokenArray]]:
+        """Each slice and its tokens."""
+        token_ids, offset = step.token_ids.to_numpy(), 0
+        for piece in step.slices:
+            yield piece, token_ids[offset : offset + piece.num_tokens]
+            offset += piece.num_tokens
+
+    def _statistics(self) -> CacheStatistics:
+        recent, bit = self._store.take_statistics(), 1 << self._stage_index
+        return replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
+
+    # --- restoring ---
+
+    def _restore(self, piece: Slice, token_ids: TokenArray) -> Slice:
+        """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
+
+        A restore-and-decode that has shrunk is missed: of what it would compute nothing goes on from here.
+        """
+        if piece.phase not in RESTORES or not piece.num_restored:
+            return piece
+        if piece.phase is Phase.PROBE:
+            return replace(piece, num_restored=self._store.probe(token_ids, piece.num_restored))
+        held = self._store.restore(piece.seq_id, token_ids, piece.num_restored)
+        is_short = piece.phase is Phase.TRY_RESTORE_DECODE and held < piece.num_tokens - 1
+        return replace(piece, num_restored=held, missed=piece.missed or is_short)
+
+    # --- appending ---
+
+    def _append(self, piece: Slice, token_ids: TokenArray, copies: list[Copy]) -> Slice:
+        """Make room for a slice's rows, or mark it as missed."""
+        if not piece.num_rows:
+            return piece
+        rows, is_prompt = piece, piece.phase is not Phase.DECODE
+        if piece.phase is Phase.TRY_RESTORE_DECODE:
+            rows, token_ids = piece.as_decode(), token_ids[-1:]
+        is_decode = rows.phase is Phase.DECODE
+        made = self._store.append(rows.seq_id, rows.pos_start, token_ids, is_decode=is_decode, is_prompt=is_prompt)
+        if isinstance(made, OutOfBlocks):
             # The head accounts for every block: this is a bug of ours, or a lost message. Never guess.
-            raise StepFailed(f"step {step_id}: no KV block left for sequence {piece.seq_id}")
-        if held is not None:
-            misses.append(Miss(step_id, piece.seq_id, held.length))
+            raise StepFailed(f"no KV block left for sequence {piece.seq_id}")
+        if isinstance(made, Behind):
             return replace(piece, missed=True)
+        if made is not None:
+            copies.append(made)
         return piece
 
+    def _keep(self, piece: Slice) -> Slice:
+        keep = piece.keep
+        is_kept = keep and not piece.missed and self._store.keep(piece.seq_id, keep.seq_id, keep.num_tokens)
+        return piece if is_kept else replace(piece, keep=None)
+
+    def _batch(self, slices: Sequence[Slice], token_ids: Sequence[TokenArray]) -> Batch | None:
+        parts: list[SequenceRows] = []
+        row_ids: list[TokenArray] = []
+        logit_rows: list[int] = []
+        num_rows = 0
+        for piece, ids in zip(slices, token_ids, strict=True):
+            if new := piece.num_rows:
+                pos_start = piece.pos_start + piece.num_tokens - new
+                parts.append(SequenceRows(num_rows, new, pos_start, self._store.block_table(piece.seq_id)))
+                row_ids.append(ids[-new:])
+                num_rows += new
+                if piece.sample:
+                    logit_rows.append(num_rows - 1)
+        return Batch.of(np.concatenate(row_ids), parts, logit_rows) if parts else None
+
     def _check_sizes(self, step: Step) -> None:
-        num_tokens = num_rows = 0
-        for piece in step.slices:
-            if piece.num_tokens < 1:
-                raise StepFailed(f"step {step.step_id}: a slice of {piece.num_tokens} tokens")
-            num_tokens += piece.num_tokens
-            num_rows += 0 if piece.missed else piece.num_tokens
-        if len(step.token_ids) != num_tokens:
+        num_tokens = sum([piece.num_tokens for piece in step.slices])
+        if len(step.token_ids) != num_tokens or any(piece.num_tokens < 1 for piece in step.slices):
             raise StepFailed(f"step {step.step_id}: {len(step.token_ids)} token ids for {num_tokens} tokens")
-        if self._is_first or not num_rows:
+        for piece in step.slices:
+            if piece.phase in RESTORES:
+                self._check_restore(piece)
+        num_rows = 0 if self._is_first else sum([piece.num_rows for piece in step.slices])
+        if not num_rows:
             return
         shape = step.hidden_states.shape if step.hidden_states else ()
         if shape != (num_rows, self._hidden_size):
             raise StepFailed(f"step {step.step_id}: hidden states {shape} for {(num_rows, self._hidden_size)}")
 
-    def _sent(self, step: Step) -> npt.NDArray[np.float32] | None:
-        """The rows that an earlier stage computed."""
+    @staticmethod
+    def _check_restore(piece: Slice) -> None:
+        """A restore begins at position 0; with a decode it names both a prefix and the token to continue from."""
+        num_prefix = piece.num_tokens - (piece.phase is Phase.TRY_RESTORE_DECODE)
+        if piece.pos_start or num_prefix < 1 or piece.num_restored > num_prefix:
+            detail = f"{piece.phase.value} of sequence {piece.seq_id}: needs a prefix from position 0"
+            if piece.phase is Phase.TRY_RESTORE_DECODE:
+                detail += " and behind it the token to continue from"
+            raise StepFailed(detail, ErrorCode.RESTORE_INCOMPLETE)
+
+    def _input(self, step: Step, slices: Sequence[Slice]) -> npt.NDArray[np.float32] | None:
+        """The rows that an earlier stage sent, less those that this one misses."""
         if self._is_first or step.hidden_states is None:
             return None
-        return step.hidden_states.to_numpy().astype(np.float32, copy=False)
+        taken = [np.full(old.num_rows, not new.missed) for old, new in zip(step.slices, slices, strict=True)]
+        mask = np.concatenate(taken)
+        hidden_states = step.hidden_states.to_numpy().astype(np.float32, copy=False)
+        return hidden_states if mask.all() else np.ascontiguousarray(hidden_states[mask])
 
     @staticmethod
     def forward(plan: Plan, hidden_states: npt.NDArray[np.float32] | None, timing: StageTiming) -> Step:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from stagewire.stage.draft import Lookup, no_lookup
 from stagewire.stage.scheduler import Scheduler, SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
+from stagewire.stage.snapshots import MAX_SNAPSHOTS, Snapshot
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.limits import MAX_STOP_TOKENS
+from stagewire.wire.limits import MAX_NAME_CHARS, MAX_STOP_TOKENS
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import CancelRequest, Flow, Miss, SequenceFinish, StartRequest, Step, StepResult
 
@@ -35,18 +37,18 @@ class HeadLimits:
     end_token_ids: tuple[int, ...]
     step_deadline_s: float
 
-    @property
-    def max_total_tokens(self) -> int:
-        """Tokens that one sequence may ever hold: the context, or the smallest KV pool if that is less."""
-        return min(self.context_length - 1, self.scheduler.num_blocks * self.scheduler.block_size)
+    def max_total_tokens(self, num_pinned_blocks: int) -> int:
+        """Tokens that one sequence may ever hold: the context, or what snapshots leave of the smallest KV pool."""
+        num_blocks = self.scheduler.num_blocks - num_pinned_blocks
+        return min(self.context_length - 1, num_blocks * self.scheduler.block_size)
 
 
 class HeadCore:
     """All requests of one pipeline epoch, from the feed to their reported ending."""
 
-    def __init__(self, epoch: Epoch, limits: HeadLimits) -> None:
+    def __init__(self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup) -> None:
         self._epoch, self._limits = epoch, limits
-        self.scheduler = Scheduler(limits.scheduler)
+        self.scheduler = Scheduler(limits.scheduler, lookup)
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -71,7 +73,7 @@ class HeadCore:
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
         elif isinstance(message, Miss):
-            self.scheduler.miss(message.step_id, message.seq_id)
+            self.scheduler.miss(message)
         elif isinstance(message, Flow):
             self._set_paused(message)
         else:
@@ -118,12 +120,16 @@ class HeadCore:
         token_ids = request.prompt_token_ids.to_list()
         budget = request.max_tokens
         if budget is None:
-            budget = self._limits.max_total_tokens - len(token_ids)
-        sequence = Sequence(self._next_seq_id, request, token_ids, len(token_ids), budget)
-        self._next_seq_id += 1
+            budget = self._limits.max_total_tokens(self._num_pinned(request)) - len(token_ids)
+        sequence = Sequence(self._new_seq_id(), request, token_ids, len(token_ids), budget)
         self._by_request[request.request_id] = sequence
+        self._wish(sequence)
         self.scheduler.add(sequence)
         return sequence
+
+    def _new_seq_id(self) -> int:
+        self._next_seq_id += 1
+        return self._next_seq_id - 1
 
     def _acknowledge(self, request: StartRequest, code: ErrorCode | None = None, detail: str = "") -> GenerateAck:
         return GenerateAck(request.request_id, self._epoch, code, detail)
@@ -134,7 +140,7 @@ class HeadCore:
             detail = f"{len(request.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}"
             return ErrorCode.INVALID_REQUEST, detail
         num_prompt = len(request.prompt_token_ids)
-        limit = self._limits.max_total_tokens
+        limit = self._limits.max_total_tokens(self.scheduler.snapshots.num_blocks)
         budget = 1 if request.max_tokens is None else request.max_tokens
         if num_prompt + budget > limit:
             detail = f"prompt {num_prompt} + max_tokens {budget} + 1 exceeds {limit + 1} tokens (context or KV pool)"
@@ -147,13 +153,59 @@ class HeadCore:
         if low < 0 or high >= self._limits.vocab_size:
             detail = f"token id {low if low < 0 else high} is outside 0..{self._limits.vocab_size - 1}"
             return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
-        return self._bias_refusal(request)
+        return self._bias_refusal(request) or self._snapshot_refusal(request)
 
     def _bias_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
         for token_id, _ in request.sampling.logit_bias:
             if token_id >= self._limits.vocab_size:
                 detail = f"logit_bias token id {token_id} is outside 0..{self._limits.vocab_size - 1}"
                 return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
+        return None
+
+    # --- snapshots ---
+
+    def snapshots_of(self, client_id: str) -> list[Snapshot]:
+        """The complete ones of this client, by name."""
+        return self.scheduler.snapshots.of_client(client_id)
+
+    def free_snapshot(self, client_id: str, name: str) -> None:
+        """Give it up on all stages, with the next step; an unknown name changes nothing."""
+        snapshot = self.scheduler.snapshots.find(client_id, name)
+        if snapshot is not None:
+            self.scheduler.free(snapshot.seq_id)
+
+    def _wish(self, sequence: Sequence) -> None:
+        request = sequence.request
+        if request.snapshot is not None:
+            num_tokens = request.snapshot.num_tokens or sequence.num_prompt_tokens
+            snapshot = Snapshot(self._new_seq_id(), request.client_id, request.snapshot.name, num_tokens)
+            self.scheduler.snapshots.wish(snapshot, sequence)
+
+    def _num_pinned(self, request: StartRequest) -> int:
+        """Blocks that snapshots hold once this request's is among them."""
+        snapshots, wish = self.scheduler.snapshots, request.snapshot
+        if wish is None:
+            return snapshots.num_blocks
+        num_tokens = len(request.prompt_token_ids) if wish.num_tokens is None else wish.num_tokens
+        return snapshots.num_blocks + snapshots.blocks_for(num_tokens)
+
+    def _snapshot_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
+        """Whatever is pinned, the longest request that is here must still fit beside it."""
+        wish, num_prompt = request.snapshot, len(request.prompt_token_ids)
+        if wish is None:
+            return None
+        num_tokens = num_prompt if wish.num_tokens is None else wish.num_tokens
+        if not 0 < len(wish.name) <= MAX_NAME_CHARS or not 0 < num_tokens <= num_prompt:
+            detail = f"snapshot {wish.name!r:.80} of {num_tokens} tokens: a name, and 1 to {num_prompt} prompt tokens"
+            return ErrorCode.INVALID_REQUEST, detail
+        needs = [s.num_prompt_tokens + s.max_tokens for s in self._by_request.values()]
+        needs.append(num_prompt + (1 if request.max_tokens is None else request.max_tokens))
+        no_room = max(needs) > self._limits.max_total_tokens(self._num_pinned(request))
+        if no_room or len(self.scheduler.snapshots) >= MAX_SNAPSHOTS:
+            detail = (
+                f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
+            )
+            return ErrorCode.SNAPSHOT_LIMIT, detail
         return None
 
     # --- ending ---
@@ -174,6 +226,8 @@ class HeadCore:
         for sequence, item in self.scheduler.complete(result):
             request_id = sequence.request.request_id
             del self._by_request[request_id]
+            if sequence.keep is not None:
+                self.scheduler.free(sequence.keep.seq_id)  # it ended before it got there
             usage = item.usage or Usage(sequence.num_prompt_tokens, 0)
             reason = item.finish_reason or FinishReason.FAILED
             report = RequestEnded(request_id, self._epoch, reason, item.code, usage)

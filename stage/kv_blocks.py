@@ -1,20 +1,19 @@
-"""Which KV blocks a sequence holds: reference counts and block lists, no memory and no arithmetic.
+"""Who refers to which KV block of one pool: reference counts, no memory, no arithmetic, and no token.
 
-A sequence is a list of references to blocks of one pool; a block is free when nobody refers to it. Which block a
-sequence gets is a pure function of the calls before, so stages that saw the same steps hold the same numbers.
+A block without references is free, or, where it is keyed, it rests: its content stays and can be referred to again
+until the pool needs the block. Which block is taken next is a pure function of the calls before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from stagewire.stage.prefix_index import Entry, PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfBlocks:
-    """The pool has fewer free blocks than were asked for; nothing was changed."""
+    """The pool has fewer blocks left than were asked for; the sequence holds what it held."""
 
     num_needed: int
     num_free: int
@@ -27,102 +26,94 @@ class Behind:
     length: int
 
 
-class BlockPool:
-    """Reference counts of `num_blocks` blocks; the block freed last is taken first."""
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Room was made, and block `source` is to be copied to `target` before anything is written."""
 
-    def __init__(self, num_blocks: int) -> None:
+    source: int
+    target: int
+
+
+class BlockPool:
+    """Blocks `[0, num_blocks)`, of which at most `capacity` are in use or resting at a time.
+
+    The capacity is the pipeline's smallest pool, so that its stages run out of blocks at the same step.
+    """
+
+    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._index = index
+        self._num_used = 0
+        self.capacity = self._max_resting = num_blocks
+        self.num_evicted = 0
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        """Blocks that nobody refers to, resting ones included."""
+        return self.capacity - self._num_used
+
+    def limit(self, capacity: int, max_resting: int) -> None:
+        """Change the limits; what rests beyond them is given up."""
+        self.capacity, self._max_resting = capacity, max_resting
+        while self._index.num_resting > min(max_resting, self.num_free):
+            self._evict()
 
     def take(self) -> int:
-        """A free block, with one reference; the caller has looked at `num_free`."""
+        """A block with one reference, the one freed last, or else the oldest of those that rest.
+
+        The caller has looked at `num_free`.
+        """
+        if not self._free or self._num_used + self._index.num_resting >= self.capacity:
+            self._evict()
         block = self._free.pop()
         self._references[block] = 1
+        self._num_used += 1
         return block
 
+    def share(self, block: int) -> None:
+        """One more reference to a block that is in use or rests."""
+        if not self._references[block]:
+            self._index.wake(block)
+            self._num_used += 1
+        self._references[block] += 1
+
     def drop(self, block: int) -> None:
-        """Give up one reference."""
+        """Give up one reference; the last one leaves a keyed block at rest."""
         assert self._references[block] > 0, block
         self._references[block] -= 1
-        if self._references[block] == 0:
+        if self._references[block]:
+            return
+        self._num_used -= 1
+        if self._index.of_block(block) is None:
             self._free.append(block)
+            return
+        self._index.rest(block)
+        if self._index.num_resting > self._max_resting:
+            self._evict()
+
+    def has_one_owner(self, block: int) -> bool:
+        return self._references[block] == 1
+
+    def evict_all(self) -> None:
+        """Forget all that rests."""
+        while self._index.num_resting:
+            self._evict()
+
+    def _evict(self) -> None:
+        entry: Entry = self._index.oldest()
+        self._index.remove(entry)
+        self._free.append(entry.block)
+        self.num_evicted += 1
 
     def check_invariants(self, block_lists: list[list[int]]) -> None:
-        """Raise AssertionError unless exactly these lists refer to the blocks that are taken."""
+        """Raise AssertionError unless exactly these lists refer to the blocks that are in use."""
         counts = [0] * len(self._references)
         for block in (block for blocks in block_lists for block in blocks):
             counts[block] += 1
         assert counts == self._references
-        assert sorted(self._free) == [block for block, count in enumerate(counts) if count == 0]
-
-
-@dataclass(slots=True)
-class _Sequence:
-    blocks: list[int] = field(default_factory=list)
-    length: int = 0
-
-
-class BlockTables:
-    """The block lists of all sequences of one stage."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._pool = BlockPool(num_blocks)
-        self._block_size = block_size
-        self._sequences: dict[int, _Sequence] = {}
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that no sequence holds."""
-        return self._pool.num_free
-
-    def length(self, seq_id: int) -> int:
-        """Tokens that the sequence holds, 0 if it is unknown."""
-        sequence = self._sequences.get(seq_id)
-        return sequence.length if sequence else 0
-
-    def append(self, seq_id: int, pos_start: int, num_tokens: int) -> OutOfBlocks | Behind | None:
-        """Make room for tokens `[pos_start, pos_start + num_tokens)`; what lay at or after `pos_start` is dropped.
-
-        Returns:
-            None when done; else why not, and nothing has changed.
-        """
-        sequence = self._sequences.get(seq_id) or _Sequence()
-        if sequence.length < pos_start:
-            return Behind(sequence.length)
-        kept, needed = self._blocks_for(pos_start), self._blocks_for(pos_start + num_tokens)
-        num_returned = len(sequence.blocks) - kept
-        if needed - kept > self._pool.num_free + num_returned:
-            return OutOfBlocks(needed - kept, self._pool.num_free + num_returned)
-        self._sequences[seq_id] = sequence
-        # A rewound sequence writes over its own blocks: those that it needs again stay where they are.
-        self._truncate(sequence, max(kept, min(needed, len(sequence.blocks))))
-        sequence.blocks += [self._pool.take() for _ in range(needed - len(sequence.blocks))]
-        sequence.length = pos_start + num_tokens
-        return None
-
-    def block_table(self, seq_id: int) -> NDArray[np.int32]:
-        """The sequence's blocks in order of position, int32."""
-        return np.array(self._sequences[seq_id].blocks, dtype=np.int32)
-
-    def release(self, seq_id: int) -> None:
-        """Give up all blocks of a sequence; unknown ones are ignored."""
-        sequence = self._sequences.pop(seq_id, None)
-        if sequence is not None:
-            self._truncate(sequence, 0)
-
-    def check_invariants(self) -> None:
-        """Raise AssertionError if a block is lost, held twice, or a list has the wrong length."""
-        self._pool.check_invariants([sequence.blocks for sequence in self._sequences.values()])
-        for sequence in self._sequences.values():
-            assert len(sequence.blocks) == self._blocks_for(sequence.length)
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
-
-    def _truncate(self, sequence: _Sequence, num_blocks: int) -> None:
-        while len(sequence.blocks) > num_blocks:
-            self._pool.drop(sequence.blocks.pop())
+        resting = self._index.resting_blocks()
+        assert sorted([*self._free, *resting]) == [block for block, count in enumerate(counts) if count == 0]
+        assert self._num_used == sum(count > 0 for count in counts)
+        assert self._num_used + len(resting) <= self.capacity
+        assert len(resting) <= self._max_resting

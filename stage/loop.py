@@ -207,7 +207,7 @@ class StageLoop:
             self._perform(assembly.begin_step(step, begun), begun)
             plan = assembly.executor.plan(step)
             started = time.monotonic()
-            output = self._operators.forward(plan.batch, plan.hidden_states) if plan.batch else None
+            output = plan.compute(self._operators)
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()

@@ -35,6 +35,10 @@ class KvPool:
         return cls(large_zeros(shape, KV_DTYPES[dtype]))
 
     @property
+    def block_bytes(self) -> int:
+        return self.blocks.nbytes // len(self.blocks)
+
+    @property
     def is_float32(self) -> bool:
         return self.blocks.dtype == np.float32
 

@@ -49,6 +49,13 @@ class NativeOperators:
         return len(self._decoder.pool.blocks)
 
     @property
+    def block_bytes(self) -> int:
+        return self._decoder.pool.block_bytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._decoder.pool.blocks[target] = self._decoder.pool.blocks[source]
+
+    @property
     def file_bytes(self) -> int:
         return self._file_bytes
 

@@ -130,7 +130,8 @@ class NativeWeightLoader:
     def _row_order(self, num_rows: int) -> NDArray[np.int64]:
         """GGUF has the two of a pair side by side; the kernels want first ones, then second ones, in each head."""
         rows = np.arange(num_rows).reshape(-1, self._config.head_dim // 2, 2)
-        return rows.transpose(0, 2, 1).reshape(-1)
+        order: NDArray[np.int64] = rows.transpose(0, 2, 1).reshape(-1)
+        return order
 
     def _raw_rows(self, name: str, start: int, end: int) -> NDArray[np.uint8]:
         return np.frombuffer(self._gguf.raw(name, start, end), np.uint8).reshape(end - start, -1)

@@ -106,12 +106,19 @@ class Operators(Protocol):
         """Blocks in the KV pool."""
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of one KV block: keys and values of its tokens in all layers of this stage."""
+
+    @property
     def file_bytes(self) -> int:
         """Bytes of this stage's own tensors in the model file."""
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of memory that the same tensors take as they are loaded."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copies one block's keys and values, of all layers, to another block."""
 
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """Runs one step, and stores the keys and values of all its rows in their blocks.

@@ -11,18 +11,11 @@ from bisect import insort
 from dataclasses import dataclass
 
 from stagewire.stage.chunking import ChunkBudget
+from stagewire.stage.draft import Draft, Lookup, no_lookup
 from stagewire.stage.sequence import Sequence, SequenceState
+from stagewire.stage.snapshots import Snapshots
 from stagewire.wire.request import FinishReason
-from stagewire.wire.ring import (
-    Phase,
-    SequenceFinish,
-    SequenceResult,
-    SequenceStart,
-    Slice,
-    Step,
-    StepResult,
-)
-from stagewire.wire.tensor import TokenIds
+from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,23 +30,12 @@ class SchedulerLimits:
     chunk_target_s: float
 
 
-class _Draft:
-    """A step under construction; `taken` are the sequences that already have a slice in it."""
-
-    def __init__(self) -> None:
-        self.releases: list[int] = []
-        self.starts: list[SequenceStart] = []
-        self.slices: list[Slice] = []
-        self.token_ids: list[int] = []
-        self.taken: set[int] = set()
-        self.computed_only: list[Sequence] = []
-
-
 class Scheduler:
     """Sequences of one pipeline epoch; a lower `seq_id` has arrived earlier."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
+        self._limits, self._lookup = limits, lookup
+        self.snapshots = Snapshots(limits.block_size)
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
@@ -86,6 +68,9 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
+        self._releases += self.snapshots.complete(result)
+        for found in result.restored:
+            self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
 
     def _take_result(self, step_id: int, item: SequenceResult) -> tuple[Sequence, SequenceResult] | None:
@@ -105,14 +90,25 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         return sequence, item
 
-    def miss(self, step_id: int, seq_id: int) -> None:
-        """A stage lacked what a step built on: compute the sequence again from its first token."""
-        sequence = self._running.get(seq_id)
-        if sequence is None or step_id < sequence.first_step:
+    def free(self, seq_id: int) -> None:
+        """Have all stages give up a snapshot."""
+        self.snapshots.remove(seq_id)
+        self._releases.append(seq_id)
+
+    def miss(self, miss: Miss) -> None:
+        """A stage lacked what a step built on: begin the sequence again with what that stage holds."""
+        sequence = self._running.get(miss.seq_id)
+        if sequence is None or miss.step_id < sequence.first_step:
             return
         sequence.awaited_step = None
-        self._releases.append(seq_id)
-        self._rewind(sequence)
+        self._releases += [miss.seq_id, *self.snapshots.miss(sequence)]
+        self._rewind(sequence, restore_limit=miss.length)
+
+    def _limit_restore(self, seq_id: int, num_tokens: int) -> None:
+        """Stages behind the one that missed hold still less than it: no need to try that out."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None and sequence.restore_limit is not None:
+            sequence.restore_limit = min(sequence.restore_limit, num_tokens)
 
     def overdue_step(self, now: float, deadline_s: float) -> int | None:
         """The id of the oldest step in flight if it was launched more than `deadline_s` ago."""
@@ -126,7 +122,7 @@ class Scheduler:
         """The next step, or None when enough are in flight or nothing is to be done."""
         if len(self._in_flight) >= self._limits.num_stages:
             return None
-        draft = _Draft()
+        draft = Draft()
         draft.releases, self._releases = self._releases, []
         self._add_decodes(draft)
         self._admit(draft)
@@ -136,17 +132,8 @@ class Scheduler:
             return None
         return self._launch(draft, now)
 
-    def _launch(self, draft: _Draft, now: float) -> Step:
-        step = Step(
-            step_id=self._next_step_id,
-            releases=tuple(draft.releases),
-            starts=tuple(draft.starts),
-            slices=tuple(draft.slices),
-            finishes=tuple(self._finishes),
-            timings=(),
-            token_ids=TokenIds.of(draft.token_ids),
-            hidden_states=None,
-        )
+    def _launch(self, draft: Draft, now: float) -> Step:
+        step = draft.step(self._next_step_id, self._finishes)
         self._in_flight[step.step_id] = (now, step.slices)
         self._next_step_id += 1
         self._finishes = []
@@ -156,7 +143,7 @@ class Scheduler:
         num_decoding = sum(s.is_decoding and not s.is_paused for s in self._running.values())
         return -(-num_decoding // self._limits.num_stages)
 
-    def _add_decodes(self, draft: _Draft) -> None:
+    def _add_decodes(self, draft: Draft) -> None:
         share = self._decodes_per_step()
         decoding = [s for s in self._running.values() if s.is_decoding and s.is_schedulable]
         ready = sorted(decoding, key=lambda s: (s.last_step, s.seq_id))
@@ -167,7 +154,7 @@ class Scheduler:
             if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, 1):
                 self._add_slice(draft, sequence, 1)
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: Draft) -> None:
         """Let those run that have waited longest, as far as there is place; they need not all get a chunk at once."""
         for seq_id in [*self._waiting]:
             sequence = self._sequences[seq_id]
@@ -178,8 +165,9 @@ class Scheduler:
             self._waiting.remove(seq_id)
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
+            self._restore(draft, sequence)
 
-    def _add_chunks(self, draft: _Draft) -> None:
+    def _add_chunks(self, draft: Draft) -> None:
         prompts = [s for s in self._running.values() if s.is_schedulable and not s.is_decoding]
         shares = self._chunks.share_out(prompts, self._decodes_per_step()) if prompts else []
         for sequence, num_tokens in shares:
@@ -187,15 +175,33 @@ class Scheduler:
             if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, num_tokens):
                 self._add_slice(draft, sequence, num_tokens)
 
-    def _add_slice(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> None:
-        self._announce(draft, sequence)
+    def _restore(self, draft: Draft, sequence: Sequence) -> None:
+        """Take from the caches what is there: fused with the first decode where that is all but the last token.
+
+        What is left is prefilled in the same step, without waiting for what later stages hold.
+        """
+        token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
+        if sequence.restore_limit is not None:
+            token_ids = token_ids[: sequence.restore_limit]
+        limit = min(last, len(token_ids))
+        num_held = self._lookup(self._next_step_id, draft.releases, token_ids, limit) if limit else 0
+        if num_held == last and last:
+            self._add(draft, sequence, Phase.TRY_RESTORE_DECODE, num_tokens=last + 1, num_restored=last)
+        elif num_held:
+            self._add(draft, sequence, Phase.TRY_RESTORE, num_tokens=num_held, num_restored=num_held)
+
+    def _add_slice(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
+        is_generated = sequence.num_scheduled >= sequence.num_prompt_tokens
+        self._add(draft, sequence, Phase.DECODE if is_generated and num_tokens == 1 else Phase.PREFILL, num_tokens)
+
+    def _add(self, draft: Draft, sequence: Sequence, phase: Phase, num_tokens: int, num_restored: int = 0) -> None:
+        draft.announce(sequence)
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        phase = Phase.DECODE if start >= sequence.num_prompt_tokens and num_tokens == 1 else Phase.PREFILL
-        draft.slices.append(Slice(sequence.seq_id, phase, start, num_tokens, samples))
-        draft.token_ids.extend(sequence.token_ids[start : start + num_tokens])
-        draft.taken.add(sequence.seq_id)
+        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id)
+        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, num_restored=num_restored, keep=keep)
+        draft.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
         sequence.last_step = self._next_step_id
         if samples:
@@ -203,12 +209,7 @@ class Scheduler:
         elif is_last:
             draft.computed_only.append(sequence)
 
-    def _announce(self, draft: _Draft, sequence: Sequence) -> None:
-        if not sequence.is_announced:
-            sequence.is_announced = True
-            draft.starts.append(sequence.start())
-
-    def _finish_computed(self, draft: _Draft) -> None:
+    def _finish_computed(self, draft: Draft) -> None:
         """End what wants no tokens, and announce what was cancelled before its first slice.
 
         This comes last: releases of finished sequences belong to the next step, since a step's releases are
@@ -217,21 +218,22 @@ class Scheduler:
         for sequence in draft.computed_only:
             self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
         for finish in self._finishes:
-            self._announce(draft, self._sequences[finish.seq_id])
+            draft.announce(self._sequences[finish.seq_id])
 
     # --- blocks ---
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks of the smallest pool that no running sequence occupies."""
+        """Blocks of the smallest pool that neither a running sequence nor a snapshot occupies."""
         size = self._limits.block_size
-        return self._limits.num_blocks - sum(s.num_blocks(size) for s in self._running.values())
+        num_used = sum(s.num_blocks(size) for s in self._running.values()) + self.snapshots.num_blocks
+        return self._limits.num_blocks - num_used
 
     def _new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         size = self._limits.block_size
         return sequence.num_blocks(size, num_tokens) - sequence.num_blocks(size)
 
-    def _has_place(self, draft: _Draft, sequence: Sequence) -> bool:
+    def _has_place(self, draft: Draft, sequence: Sequence) -> bool:
         """Room for all its tokens and all of those that run, and a block of headroom for each, or it would thrash.
 
         Paused sequences make way: a client that does not read holds up nobody but itself.
@@ -240,7 +242,8 @@ class Scheduler:
         while self._running:
             promised = sum(s.num_blocks(size, s.num_unscheduled) for s in self._running.values())
             needed = promised + sequence.num_blocks(size, sequence.num_unscheduled) + len(self._running)
-            if len(self._running) < self._limits.max_sequences and needed <= self._limits.num_blocks:
+            is_place = needed + self.snapshots.num_blocks <= self._limits.num_blocks
+            if is_place and len(self._running) < self._limits.max_sequences:
                 return True
             paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in draft.taken]
             if not paused:
@@ -248,28 +251,28 @@ class Scheduler:
             self._preempt(draft, paused[-1])
         return True
 
-    def _make_room(self, draft: _Draft, sequence: Sequence, num_tokens: int) -> bool:
+    def _make_room(self, draft: Draft, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt paused sequences, then the youngest, until `num_tokens` fit.
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
         """
         num_new = self._new_blocks(sequence, num_tokens)
         while num_new and num_new > self.num_free_blocks:
-            candidates = [s for s in self._running.values() if s.seq_id not in draft.taken]
+            candidates = [s for s in self._running.values() if s is sequence or s.seq_id not in draft.taken]
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
             if victim is sequence:
                 return False
             self._preempt(draft, victim)
         return True
 
-    def _preempt(self, draft: _Draft, sequence: Sequence) -> None:
+    def _preempt(self, draft: Draft, sequence: Sequence) -> None:
         self.num_preemptions += 1
         draft.releases.append(sequence.seq_id)
         self._rewind(sequence)
 
-    def _rewind(self, sequence: Sequence) -> None:
+    def _rewind(self, sequence: Sequence, restore_limit: int | None = None) -> None:
         del self._running[sequence.seq_id]
-        sequence.rewind(self._next_step_id)
+        sequence.rewind(self._next_step_id, restore_limit)
         insort(self._waiting, sequence.seq_id)
 
     def _leave(self, sequence: Sequence) -> bool:
@@ -281,7 +284,8 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""
         assert len(self._in_flight) <= self._limits.num_stages
-        assert 0 <= self.num_free_blocks <= self._limits.num_blocks
+        # A new snapshot may overdraw the account until the next slice makes room, also for what it will keep.
+        assert -self.snapshots.num_blocks <= self.num_free_blocks <= self._limits.num_blocks
         assert len(self._running) <= self._limits.max_sequences
         assert self._waiting == sorted(self._waiting)
         for seq_id, sequence in self._sequences.items():
@@ -289,3 +293,4 @@ class Scheduler:
             assert (seq_id in self._running) == (sequence.state is SequenceState.RUNNING)
             assert (seq_id in self._waiting) == (sequence.state is SequenceState.WAITING)
             assert sequence.num_scheduled == 0 or sequence.state is not SequenceState.WAITING
+        self.snapshots.check_invariants()

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 from stagewire.stage.attention_plan import KEY_TILE, GroupSizes
-from stagewire.stage.row_exactness import Chunkings, compare_chunkings, made_up, num_test_blocks
 from stagewire.stage.rotary import rotary_digest, rotary_table
+from stagewire.stage.row_exactness import Chunkings, compare_chunkings, made_up, num_test_blocks
 from stagewire.stage.torch_decoder import StageWeights, TorchDecoder
 from stagewire.stage.torch_weights import WeightLoader, dtype_of
 from stagewire.wire.card import ModelConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stagewire.wire.errors import InvalidTransition
-from stagewire.wire.ring import SequenceStart, StartRequest
+from stagewire.wire.ring import Keep, SequenceStart, StartRequest
 
 
 class SequenceState(Enum):
@@ -33,6 +33,8 @@ class Sequence:
 
     `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
     concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
+    `keep` is a snapshot that is not complete yet, `kept_in` the step that carries it.
+    `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
     seq_id: int
@@ -45,6 +47,9 @@ class Sequence:
     awaited_step: int | None = None
     first_step: int = 0
     last_step: int = 0
+    restore_limit: int | None = None
+    keep: Keep | None = None
+    kept_in: int | None = None
     is_announced: bool = False
     is_paused: bool = False
     history: deque[object] = field(default_factory=lambda: deque(maxlen=16))
@@ -76,6 +81,12 @@ class Sequence:
             offer=request.offer,
         )
 
+    @property
+    def num_prefill(self) -> int:
+        """Tokens of the next chunk if it may be as long as it likes: up to a snapshot, or to the end."""
+        missing = self.keep.num_tokens - self.num_scheduled if self.keep and self.kept_in is None else 0
+        return missing if missing > 0 else self.num_unscheduled
+
     def num_blocks(self, block_size: int, extra_tokens: int = 0) -> int:
         """Blocks that the scheduled tokens and `extra_tokens` more occupy."""
         return -(-(self.num_scheduled + extra_tokens) // block_size)
@@ -91,8 +102,9 @@ class Sequence:
         self.history.append(self.state)
         self.state = state
 
-    def rewind(self, next_step: int) -> None:
+    def rewind(self, next_step: int, restore_limit: int | None = None) -> None:
         """Forget what was scheduled; the next attempt begins at position 0, in `next_step` or later."""
         self.move(SequenceState.WAITING)
         self.num_scheduled = 0
         self.first_step = next_step
+        self.restore_limit = restore_limit

@@ -11,6 +11,7 @@ from stagewire.wire.errors import ErrorCode, SettingsError
 _LIMITS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "kv_tokens": (64, 1 << 26),
+    "cache_tokens": (0, 1 << 26),
     "max_sequences": (1, 4096),
     "chunk_tokens": (1, 8192),
     "chunk_target_s": (0.001, 60),
@@ -26,7 +27,8 @@ KV_PRECISIONS = ("auto", "f16", "f32")
 class StageSettings:
     """A stage holds layers `[layer_start, layer_end)` of `model`; `layer_end` None means the last.
 
-    `kv_tokens` is the capacity of the KV pool. `chunk_tokens` bounds a step's prefill chunks; within it, they are cut
+    `kv_tokens` is the capacity of the KV pool, of which the prefix cache keeps at most `cache_tokens` that no request
+    uses (None: all that is free; 0: no cache). `chunk_tokens` bounds a step's prefill chunks; within it, they are cut
     so that the slowest stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. The
     conditions simulate a network.
 
@@ -45,6 +47,7 @@ class StageSettings:
     device: str = "cpu"
     threads: int = 1
     kv_tokens: int = 32_768
+    cache_tokens: int | None = None
     max_sequences: int = 64
     chunk_tokens: int = 256
     chunk_target_s: float = 0.25
@@ -55,8 +58,9 @@ class StageSettings:
 
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
-            if not low <= getattr(self, name) <= high:
-                raise SettingsError(f"{name}={getattr(self, name)}: must be between {low} and {high}")
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise SettingsError(f"{name}={value}: must be between {low} and {high}")
         for name, choices in (("precision", PRECISIONS), ("kv_precision", KV_PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise SettingsError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")

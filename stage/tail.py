@@ -19,9 +19,18 @@ from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
-from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
+from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
-from stagewire.wire.ring import SequenceFinish, SequenceResult, SequenceStart, Slice, Step, StepResult
+from stagewire.wire.ring import (
+    RESTORES,
+    Restored,
+    SequenceFinish,
+    SequenceResult,
+    SequenceStart,
+    Slice,
+    Step,
+    StepResult,
+)
 
 
 @dataclass(slots=True)
@@ -32,26 +41,31 @@ class _Spent:
     compute_s: float = 0.0
     sample_s: float = 0.0
     codec_s: float = 0.0
+    queue_s: float = 0.0
 
     def add(self, timing: StageTiming) -> None:
         self.steps += timing.steps
         self.compute_s += timing.compute_s
         self.sample_s += timing.sample_s
         self.codec_s += timing.codec_s
+        self.queue_s += timing.queue_s
 
     def timing(self, stage_index: int) -> StageTiming:
-        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s)
+        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s, self.queue_s)
 
 
 @dataclass(slots=True)
 class _Request:
-    """A running request: its tokens so far, and what it has used."""
+    """A running request: its tokens so far, and what it has used. `num_cached` is what its first slice restored."""
 
     start: SequenceStart
     counts: PenaltyCounts
     num_tokens: int = 0
     num_generated: int = 0
     spent: dict[int, _Spent] = field(default_factory=lambda: defaultdict(_Spent))
+    num_cached: int | None = None
+    num_kept: int = 0
+    cache: CacheStatistics = NO_STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +98,15 @@ class TailCore:
         return out
 
     def _take_tokens(self, step: Step) -> None:
-        """Add tokens not seen before to each history; a replayed one is counted already."""
+        """Add tokens not seen before to each history; a replayed one is counted already.
+
+        A restore's tokens are its prompt's, whether the stages hold them or not.
+        """
         end = 0
         for piece in step.slices:
             end += piece.num_tokens
             request = self._requests.get(piece.seq_id)
-            if request is not None and not piece.missed:
+            if request is not None and (piece.phase in RESTORES or not piece.missed):
                 num_new = min(piece.num_tokens, piece.pos_start + piece.num_tokens - request.num_tokens)
                 if num_new > 0:
                     request.num_tokens += num_new
@@ -117,20 +134,31 @@ class TailCore:
         self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float
     ) -> tuple[StepResult, list[LinkInstruction]]:
         """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
-        self._add_timings(step, timings)
+        self._add_up(step, timings)
+        for piece in step.slices:
+            if piece.keep and piece.seq_id in self._requests:
+                self._requests[piece.seq_id].num_kept = piece.keep.num_tokens
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
         finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
         results += [self._book_finish(finish, items) for finish in finishes]
         out = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
-        return StepResult(step.step_id, tuple(results), timings), out
+        restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
+        kept = [piece.keep.seq_id for piece in step.slices if piece.keep]
+        return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), out
 
-    def _add_timings(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
-        for seq_id in {piece.seq_id for piece in step.slices}:
+    def _add_up(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
+        """What a step cost and found, for each request that it held."""
+        for seq_id, piece in {piece.seq_id: piece for piece in reversed(step.slices)}.items():
             request = self._requests.get(seq_id)
-            if request is not None:
-                for timing in timings:
-                    request.spent[timing.stage_index].add(timing)
+            if request is None:
+                continue
+            if request.num_cached is None:
+                request.num_cached = min(piece.num_restored, request.start.num_prompt_tokens)
+            if step.cache != NO_STATISTICS:
+                request.cache = request.cache.plus(step.cache)
+            for timing in timings:
+                request.spent[timing.stage_index].add(timing)
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[draw.seq_id]
@@ -166,9 +194,9 @@ class TailCore:
         detail: str = "",
     ) -> SequenceResult:
         """Write the ending: the only place in the system where a started request gets one."""
-        usage = Usage(request.start.num_prompt_tokens, request.num_generated)
+        usage = Usage(request.start.num_prompt_tokens, request.num_generated, request.num_cached or 0)
         timings = tuple(spent.timing(index) for index, spent in sorted(request.spent.items()))
-        ending = Ending(reason, request.num_generated, usage, timings, code, detail)
+        ending = Ending(reason, request.num_generated, usage, timings, code, detail, request.cache, request.num_kept)
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]
         token_ids = tuple(s.token_id for s in sampled)

@@ -77,6 +77,14 @@ class TorchDecoder:
     def num_blocks(self) -> int:
         return self._pool.shape[1]
 
+    @property
+    def block_bytes(self) -> int:
+        return self._pool[:, 0].numel() * self._pool.element_size()
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See `Operators.copy_block`."""
+        self._pool[:, target].copy_(self._pool[:, source])
+
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """See `Operators.forward`."""

@@ -14,17 +14,16 @@ import zmq
 from stagewire.model.card import build_card
 from stagewire.model.catalogue import resolve
 from stagewire.model.config import read_config
-from stagewire.model.digest import model_digest
+from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
-from stagewire.model.layout import check_layer_range
+from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
-from stagewire.stage.operators import BLOCK_SIZE
+from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler import SchedulerLimits
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
@@ -44,6 +43,7 @@ class LoadedStage:
     config: ModelConfig
     name: str
     digest: str
+    tensors_digest: str
     layer_end: int
     backend: Backend
     card: bytes
@@ -64,7 +64,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     try:
         data = _bind(context, settings.bind)
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
-        core = StageCore(info, _parts(settings, loaded, info.layer_start == 0))
+        core = StageCore(info, _parts(settings, loaded))
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             loop = StageLoop(context, settings, data, core, loaded.backend.operators, heartbeat, loaded.card)
             try:
@@ -89,6 +89,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
         card = build_card(gguf, name) if settings.layer_start == 0 else None
         digest = model_digest(gguf)
+        tensors_digest = stage_digest(gguf, stage_tensors(gguf, config, settings.layer_start, layer_end))
     backend = load_backend(path, config, settings, layer_end)
     operators = backend.operators
     log.info(
@@ -104,7 +105,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
     )
     if not operators.is_row_exact:
         log.warning("event=not_row_exact detail='tokens may depend on what else is in a batch on this machine'")
-    return LoadedStage(config, name, digest, layer_end, backend, *_card_parts(card))
+    return LoadedStage(config, name, digest, tensors_digest, layer_end, backend, *_card_parts(card))
 
 
 def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:
@@ -149,14 +150,17 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
         max_sequences=settings.max_sequences,
         file_bytes=operators.file_bytes,
         weight_bytes=operators.weight_bytes,
+        tensors_digest=loaded.tensors_digest,
+        cache_blocks=_cache_blocks(settings, operators),
     )
 
 
-def _parts(settings: StageSettings, loaded: LoadedStage, is_first: bool) -> StageParts:
-    def make_executor() -> StepExecutor:
-        tables = BlockTables(loaded.backend.operators.num_blocks, BLOCK_SIZE)
-        return StepExecutor(tables, loaded.config.hidden_size, is_first)
+def _cache_blocks(settings: StageSettings, operators: Operators) -> int:
+    wished = operators.num_blocks if settings.cache_tokens is None else settings.cache_tokens // BLOCK_SIZE
+    return min(wished, operators.num_blocks)
 
+
+def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
     def head_limits(assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
             num_stages=assemble.num_stages,
@@ -174,4 +178,11 @@ def _parts(settings: StageSettings, loaded: LoadedStage, is_first: bool) -> Stag
             step_deadline_s=settings.step_deadline_s,
         )
 
-    return StageParts(make_executor=make_executor, head_limits=head_limits, draw_nonce=lambda: secrets.token_bytes(16))
+    operators = loaded.backend.operators
+    return StageParts(
+        store=KvStore(operators.num_blocks, BLOCK_SIZE, operators.block_bytes),
+        hidden_size=loaded.config.hidden_size,
+        is_row_exact=operators.is_row_exact,
+        head_limits=head_limits,
+        draw_nonce=lambda: secrets.token_bytes(16),
+    )

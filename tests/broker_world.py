@@ -39,6 +39,8 @@ STAGE = StageInfo(
     max_sequences=4,
     file_bytes=10,
     weight_bytes=20,
+    tensors_digest="t1",
+    cache_blocks=48,
 )
 FIRST = replace(STAGE, layer_end=15)
 LAST = replace(STAGE, stage_id="s1", layer_start=15, data_endpoint="tcp://127.0.0.1:9001", num_blocks=32)

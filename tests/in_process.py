@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler import SchedulerLimits
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
@@ -41,7 +40,7 @@ class Output:
 
 
 class InProcessPipeline:
-    """Stages with these operators, assembled; `hop_bytes` counts what crossed hops."""
+    """Stages with these operators, assembled; `hops` and `fed` are what crossed the ring, with the sender's index."""
 
     def __init__(
         self,
@@ -51,14 +50,17 @@ class InProcessPipeline:
         context_length: int = 2048,
         chunk_tokens: int = 256,
         max_sequences: int = 64,
+        cache_blocks: int | None = None,
     ) -> None:
-        self._operators = operators
+        self.operators = operators
         self.hop_bytes = 0
         self.outputs: dict[str, Output] = {}
         self.acks: list[GenerateAck] = []
         self._sequence = count(1)
+        self.hops: list[tuple[int, Message]] = []
+        self.fed: list[tuple[int, Message]] = []
         num_blocks = min(o.num_blocks for o in operators)
-        self.tables = [BlockTables(o.num_blocks, BLOCK_SIZE) for o in operators]
+        self.stores = [KvStore(o.num_blocks, BLOCK_SIZE, o.block_bytes) for o in operators]
 
         def limits(assemble: Assemble) -> HeadLimits:
             scheduler = SchedulerLimits(
@@ -79,15 +81,18 @@ class InProcessPipeline:
 
         self.cores = []
         for index in range(len(operators)):
-            executor = StepExecutor(self.tables[index], hidden_size, index == 0)
             parts = StageParts(
-                make_executor=lambda executor=executor: executor,  # type: ignore[misc]
+                store=self.stores[index],
+                hidden_size=hidden_size,
+                is_row_exact=operators[index].is_row_exact,
                 head_limits=limits,
                 draw_nonce=lambda: b"nonce",
             )
             core = StageCore(_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
-            core.handle_control(Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks), 0.0)
+            cached = num_blocks if cache_blocks is None else cache_blocks
+            message = Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks, cached, f"n{index}")
+            core.handle_control(message, 0.0)
             self.cores.append(core)
 
     def start(self, *requests: StartRequest) -> None:
@@ -120,7 +125,7 @@ class InProcessPipeline:
             return False
         self._perform(index, assembly.begin_step(step, 0.0))
         plan = assembly.executor.plan(step)
-        output = self._operators[index].forward(plan.batch, plan.hidden_states) if plan.batch else None
+        output = plan.compute(self.operators[index])
         draws = assembly.draw(plan, output)
         self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
         return True
@@ -130,9 +135,12 @@ class InProcessPipeline:
             match instruction:
                 case SendNext(envelope, message):
                     received = self._copied(message)
+                    self.hops.append((index, received))
                     self._perform(index + 1, self.cores[index + 1].handle_ring(envelope, received, 0.0))
                 case SendHead(envelope, message):
-                    self._perform(0, self.cores[0].handle_ring(envelope, self._copied(message), 0.0))
+                    received = self._copied(message)
+                    self.fed.append((index, received))
+                    self._perform(0, self.cores[0].handle_ring(envelope, received, 0.0))
                 case SendControl(RelayToClient() as relay):
                     self._to_client(decode([blob.data for blob in relay.frames]))
                 case SendControl(GenerateAck() as ack):
@@ -184,4 +192,6 @@ def _info(vocab_size: int) -> StageInfo:
         max_sequences=1,
         file_bytes=0,
         weight_bytes=0,
+        tensors_digest="t",
+        cache_blocks=1,
     )

@@ -19,6 +19,7 @@ from stagewire.broker.events import (
     Stop,
     Unreadable,
 )
+from stagewire.broker.pipeline import kv_numerics
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message
 from stagewire.wire.control import Assemble, Assembled, GenerateAck, Registered, RequestEnded, RequestEndedAck
@@ -83,8 +84,8 @@ def test_two_stages_are_assembled_and_serve_once_both_have_answered(broker: Chec
     assert broker.register(FIRST) == to_stage("s0", Registered(7, None))
     feed, hop = FIRST.data_endpoint, LAST.data_endpoint
     assert broker.pass_time(0.1) == [
-        *to_stage("s0", Assemble(EPOCH, 0, 2, feed, hop, num_blocks=32)),
-        *to_stage("s1", Assemble(EPOCH, 1, 2, feed, None, num_blocks=32)),
+        *to_stage("s0", Assemble(EPOCH, 0, 2, feed, hop, 32, 48, kv_numerics([FIRST]))),
+        *to_stage("s1", Assemble(EPOCH, 1, 2, feed, None, 32, 48, kv_numerics([FIRST, LAST]))),
     ]
     assert broker.from_stage("s1", Assembled(EPOCH)) == []
     assert broker.from_stage("s0", Assembled(EPOCH)) == [OpenFeed(EPOCH, feed, run=7)]
@@ -94,7 +95,21 @@ def test_a_starting_broker_assembles_nothing_before_the_grace_period_is_over() -
     broker = CheckedCore()
     broker.register(STAGE)
     assert broker.pass_time(2.9, alive=(STAGE,)) == []
-    assert broker.pass_time(0.1) == to_stage("s0", Assemble(EPOCH, 0, 1, STAGE.data_endpoint, None, num_blocks=64))
+    only = Assemble(EPOCH, 0, 1, STAGE.data_endpoint, None, 64, 48, kv_numerics([STAGE]))
+    assert broker.pass_time(0.1) == to_stage("s0", only)
+
+
+def test_the_key_of_kv_blocks_tells_tensors_and_arithmetic_of_this_and_all_earlier_stages_apart() -> None:
+    """Other weights under the same name are another key, also where they are another stage's."""
+    assert kv_numerics([FIRST, LAST]) == kv_numerics([FIRST, LAST])
+    others = [
+        [FIRST],
+        [replace(FIRST, tensors_digest="t2"), LAST],
+        [FIRST, replace(LAST, tensors_digest="t2")],
+        [replace(FIRST, fingerprint="f2"), LAST],
+        [FIRST, replace(LAST, block_size=32)],
+    ]
+    assert len({kv_numerics(infos) for infos in [[FIRST, LAST], *others]}) == len(others) + 1
 
 
 def test_replicas_become_two_pipelines_and_load_is_spread(broker: CheckedCore) -> None:

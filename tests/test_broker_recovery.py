@@ -20,6 +20,7 @@ from stagewire.broker.events import (
     Tick,
     Unreachable,
 )
+from stagewire.broker.pipeline import kv_numerics
 from stagewire.wire.codec import Message
 from stagewire.wire.control import (
     Assemble,
@@ -86,8 +87,8 @@ def test_a_killed_stage_ends_its_requests_within_5_s_and_a_new_run_makes_the_pip
     assert running.register(back) == to_stage("s1", Registered(7, None))
     again = Epoch(7, 2)
     assert running.pass_time(0.1) == [
-        *to_stage("s0", Assemble(again, 0, 2, FIRST.data_endpoint, LAST.data_endpoint, 32)),
-        *to_stage("s1", Assemble(again, 1, 2, FIRST.data_endpoint, None, 32)),
+        *to_stage("s0", Assemble(again, 0, 2, FIRST.data_endpoint, LAST.data_endpoint, 32, 48, kv_numerics([FIRST]))),
+        *to_stage("s1", Assemble(again, 1, 2, FIRST.data_endpoint, None, 32, 48, kv_numerics([FIRST, LAST]))),
     ]
 
 

@@ -99,6 +99,45 @@ def test_status_tells_people_and_programs(up: str) -> None:
     assert report["pipelines"][0]["state"] == "serving"
 
 
+def test_a_prompt_given_again_is_cached_until_the_caches_are_cleared(up: str) -> None:
+    """What `generate --json`, `cache stats` and `cache clear` say fits together."""
+
+    def cached_tokens() -> tuple[int, int]:
+        asked = ("generate", "--raw", "Twenty little lambs went up the hill", "--endpoint", up, "--max-tokens", "1")
+        usage = json.loads(stagewire(*asked, "--json").stdout)["usage"]
+        return usage["cached_tokens"], usage["prompt_tokens"]
+
+    _, num_prompt = cached_tokens()
+    assert cached_tokens() == (num_prompt - 1, num_prompt)
+    stats = json.loads(stagewire("cache", "stats", "--endpoint", up, "--json").stdout)
+    told = [stage["statistics"] for stage in stats["stages"]]
+    assert len(told) == 2 and stats["silent"] == []
+    assert told[0]["hits"] == told[1]["hits"] > 0 and told[0]["restored_tokens"] >= num_prompt - 1
+    assert all(stage["num_used_blocks"] == 0 < stage["num_cached_blocks"] for stage in stats["stages"])
+    assert "hits" in stagewire("cache", "stats", "--endpoint", up).stdout
+    cleared = stagewire("cache", "clear", "--endpoint", up)
+    assert cleared.returncode == 0 and cleared.stdout.count("forgot") == 2
+    assert cached_tokens() == (0, num_prompt)
+
+
+def test_a_snapshot_is_saved_listed_used_and_freed(up: str) -> None:
+    """By name, and by whoever sends a prompt that begins with it, whatever the caches forget."""
+    text = "Once upon a time there was a little lamb that went up the hill"
+    saved = stagewire("snapshot", "save", "lamb", text, "--endpoint", up, "--json")
+    assert saved.returncode == 0, saved.stderr
+    (item,) = json.loads(saved.stdout)["items"]
+    assert item["name"] == "lamb" and item["num_tokens"] > 10
+    stagewire("cache", "clear", "--endpoint", up)
+    asked = ("generate", "--raw", text + " and down again", "--endpoint", up, "--max-tokens", "1", "--json")
+    assert json.loads(stagewire(*asked).stdout)["usage"]["cached_tokens"] == item["num_tokens"]
+    assert "lamb" in stagewire("snapshot", "list", "--endpoint", up).stdout
+    assert stagewire("snapshot", "list", "--endpoint", up, "--client-id", "other").stdout == "no snapshots\n"
+    assert stagewire("snapshot", "free", "lamb", "--endpoint", up).stdout == "no snapshots\n"
+    stagewire("cache", "clear", "--endpoint", up)
+    assert json.loads(stagewire(*asked).stdout)["usage"]["cached_tokens"] == 0
+    assert stagewire("snapshot", "save", "lamb", "--endpoint", up).returncode == 2
+
+
 def test_the_demo_answers_reports_and_leaves_nothing() -> None:
     """One command, one answer, and all processes stopped."""
     done = stagewire("demo", "--max-tokens", "8")

@@ -11,8 +11,10 @@ def stage(stage_id: str, layer_start: int, layer_end: int, pipeline: str | None)
     info = StageInfo(
         stage_id=stage_id, run=1, data_endpoint="tcp://127.0.0.1:1", model_name="smol", model_digest="d",
         card_digest="", num_layers=30, layer_start=layer_start, layer_end=layer_end, context_length=2048,
-        vocab_size=100, precision="bf16", kernel="torch", is_row_exact=True, fingerprint="f", device="cpu", threads=2, num_blocks=64,
+        vocab_size=100, precision="bf16", kernel="torch", is_row_exact=True, fingerprint="f",
+        device="cpu", threads=2, num_blocks=64,
         block_size=16, max_sequences=8, file_bytes=1, weight_bytes=51_000_000,
+        tensors_digest="t", cache_blocks=64,
     )  # fmt: skip
     return StageStatus(info, pipeline, silent_s=0.2, step_age_s=None)
 

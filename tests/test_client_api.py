@@ -22,6 +22,7 @@ from stagewire.client import (
     RequestFailed,
     RequestRefused,
     SamplingParams,
+    SnapshotWish,
     StagewireError,
     TokenEvent,
 )
@@ -311,6 +312,38 @@ def test_a_tail_without_sense_fails_only_its_request(context: Context, broker: B
         next(generation)
     assert failed.value.code is ErrorCode.PROTOCOL_ERROR
     assert client.status().num_clients == 1
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------
+
+
+def ended(num_kept: int, code: ErrorCode | None = None) -> Callable[[Generate], list[Message]]:
+    """As `on_generate`: whatever is asked for has ended, with so many tokens kept."""
+    reason = FinishReason.FAILED if code else FinishReason.LENGTH
+    ending = Ending(reason, None, Usage(3, 0), code=code, kept_tokens=num_kept)
+    return lambda generate: [*dispatched()(generate), Ended(generate.request_id, ending)]
+
+
+def test_a_snapshot_says_how_long_it_is_or_why_there_is_none(broker: Broker, settings: ClientSettings) -> None:
+    """A request for no token; sync and asyncio alike."""
+    with Client(settings=settings) as client:
+        broker.on_generate = ended(3)
+        assert client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
+        asked = broker.expect(Generate)
+        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules"), 0)
+        broker.on_generate = ended(0)
+        with pytest.raises(RequestFailed, match="not complete"):
+            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
+        broker.on_generate = ended(0, ErrorCode.SNAPSHOT_LIMIT)
+        with pytest.raises(RequestFailed) as failed:
+            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
+        assert failed.value.code is ErrorCode.SNAPSHOT_LIMIT
+
+    async def story(client: AsyncClient) -> None:
+        broker.on_generate = ended(3)
+        assert await client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
+
+    run(settings, story)
 
 
 # --- asyncio --------------------------------------------------------------------------------------------------

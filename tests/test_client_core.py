@@ -40,6 +40,7 @@ from stagewire.client.events import (
 from stagewire.client.requests import TRANSITIONS, RequestState, RequestTrigger
 from stagewire.client.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.caches import AskCaches, Caches
 from stagewire.wire.codec import Message, decode, encode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, InvalidTransition
@@ -251,6 +252,16 @@ def test_questions_are_answered_once_or_time_out() -> None:
     client.on(Ask(3, GetStatus(), 3.0))
     (error,) = [one for one in client.on(Tick(), 4.2) if isinstance(one, AnswerError)]
     assert (error.ticket, error.code) == (3, ErrorCode.UNREACHABLE)
+
+
+def test_an_answer_about_caches_is_for_who_asked_for_it() -> None:
+    """A report is no confirmation that anything was cleared."""
+    client = welcomed()
+    client.on(Ask(1, AskCaches(clear=False), 3.0))
+    client.on(Ask(2, AskCaches(clear=True), 3.0))
+    for ticket, clear in ((1, False), (2, True)):
+        caches = Caches(clear, (), ())
+        assert client.hear(caches) == [Answer(ticket, caches)]
 
 
 # --- a request's life -----------------------------------------------------------------------------------------

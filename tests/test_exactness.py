@@ -64,7 +64,7 @@ def test_preemption_changes_no_token(uncut: list[tuple[list[int], list[float]]])
     assembly = pipeline.cores[0].assembly
     assert assembly is not None
     assert assembly.num_preemptions > 0
-    assert [tables.num_free for tables in pipeline.tables] == [5, 5]
+    assert [store.num_free for store in pipeline.stores] == [5, 5]
 
 
 @pytest.mark.parametrize("cut", [1, 13, 29])

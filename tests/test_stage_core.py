@@ -20,8 +20,9 @@ from stagewire.stage.instructions import (
     SendHead,
     SendNext,
 )
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.wire.caches import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import (
     Assemble,
@@ -41,10 +42,11 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient, RelayToTail, WhoAreYou
-from stagewire.wire.request import FinishReason, StageTiming
+from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, Repeat, Slice, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
 from stagewire.wire.tensor import Blob, TokenIds
 
 EPOCH = Epoch(5, 1)
@@ -71,10 +73,12 @@ INFO = StageInfo(
     max_sequences=4,
     file_bytes=0,
     weight_bytes=0,
+    tensors_digest="t",
+    cache_blocks=16,
 )
 
 
-def new_core(is_first: bool = True) -> StageCore:
+def new_core() -> StageCore:
     def head_limits(assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
             num_stages=assemble.num_stages,
@@ -90,7 +94,9 @@ def new_core(is_first: bool = True) -> StageCore:
 
     nonces = count(1)
     parts = StageParts(
-        make_executor=lambda: StepExecutor(BlockTables(16, 16), 2, is_first),
+        store=KvStore(16, 16, block_bytes=100),
+        hidden_size=2,
+        is_row_exact=True,
         head_limits=head_limits,
         draw_nonce=lambda: b"nonce-%d" % next(nonces),
     )
@@ -99,7 +105,7 @@ def new_core(is_first: bool = True) -> StageCore:
 
 def assemble(index: int = 0, num_stages: int = 1, epoch: Epoch = EPOCH) -> Assemble:
     following = None if index == num_stages - 1 else "tcp://next"
-    return Assemble(epoch, index, num_stages, "tcp://feed", following, 16)
+    return Assemble(epoch, index, num_stages, "tcp://feed", following, 16, 16, f"n{index}")
 
 
 def start(request_id: str = "r", max_tokens: int = 3) -> StartRequest:
@@ -119,7 +125,7 @@ def test_a_stage_registers_when_asked() -> None:
 
 def test_assembly_is_acknowledged_once_its_links_are_there_and_again_when_repeated() -> None:
     """The head needs no feed socket of its own, the tail no hop."""
-    head, tail = new_core(), new_core(is_first=False)
+    head, tail = new_core(), new_core()
     assert head.handle_control(assemble(0, 2), 0.0) == [
         ConnectRing(None, "tcp://next"),
         SendControl(Assembled(EPOCH)),
@@ -206,7 +212,7 @@ def test_a_message_that_does_not_belong_here_ends_the_epoch() -> None:
 
 def test_idle_links_repeat_their_number() -> None:
     """Every half second, on each link of its own."""
-    core = new_core(is_first=False)
+    core = new_core()
     core.handle_control(assemble(1, 3), 0.0)
     first = [SendNext(Envelope(EPOCH, 1, 0, 0), Repeat()), SendHead(Envelope(EPOCH, 1, 0, 0), Repeat())]
     assert core.tick(0.0) == first
@@ -226,7 +232,7 @@ def run_ring(cores: list[StageCore], operators: list[ToyOperators], rounds: int 
                 continue
             sent = assembly.begin_step(step, 0.0)
             plan = assembly.executor.plan(step)
-            output = operators[index].forward(plan.batch, plan.hidden_states) if plan.batch else None
+            output = plan.compute(operators[index])
             draws = assembly.draw(plan, output)
             sent += assembly.finish_step(plan, output, draws, StageTiming(9, 1, 0.5, 0.1, 0.0), 0.0)
             for instruction in sent:
@@ -248,7 +254,7 @@ def relayed(instructions: list[Instruction]) -> list[Message]:
 @pytest.mark.parametrize("cuts", [[(0, 2)], [(0, 1), (1, 2)]])
 def test_the_ring_serves_a_request(cuts: list[tuple[int, int]]) -> None:
     """Acknowledged, computed, returned, reported: with one stage, whose ring closes inside, and with two."""
-    cores = [new_core(is_first=start_ == 0) for start_, _ in cuts]
+    cores = [new_core() for _ in cuts]
     operators = [ToyOperators(*cut, 2, 16) for cut in cuts]
     for index, core in enumerate(cores):
         core.handle_control(assemble(index, len(cuts)), 0.0)
@@ -268,7 +274,7 @@ def test_the_ring_serves_a_request(cuts: list[tuple[int, int]]) -> None:
 
 def test_a_stage_that_is_behind_reports_a_miss_and_computes_nothing_of_it() -> None:
     """The other slices of the step go on; the missed one travels on without rows."""
-    executor = StepExecutor(BlockTables(16, 16), 2, is_first=True)
+    executor = StepExecutor(KvStore(16, 16), 2, stage_index=0)
     slices = (Slice(1, Phase.DECODE, 7, 1, True), Slice(2, Phase.PREFILL, 0, 2, True))
     plan = executor.plan(Step(4, (), (), slices, (), (), TokenIds.of([9, 5, 6]), None))
     assert [(m.step_id, m.seq_id, m.length) for m in plan.misses] == [(4, 1, 0)]
@@ -279,21 +285,57 @@ def test_a_stage_that_is_behind_reports_a_miss_and_computes_nothing_of_it() -> N
 
 def test_a_stage_that_is_ahead_rewinds() -> None:
     """`pos_start` is authoritative: the rows after it are written anew."""
-    tables = BlockTables(16, 16)
-    executor = StepExecutor(tables, 2, is_first=True)
+    store = KvStore(16, 16)
+    executor = StepExecutor(store, 2, stage_index=0)
     executor.plan(Step(1, (), (), (Slice(1, Phase.PREFILL, 0, 40, True),), (), (), TokenIds.of([1] * 40), None))
     executor.plan(Step(2, (), (), (Slice(1, Phase.PREFILL, 10, 3, True),), (), (), TokenIds.of([1] * 3), None))
-    assert tables.length(1) == 13 and tables.num_free == 15
-    tables.check_invariants()
+    assert store.length(1) == 13 and store.num_free == 15
+    store.check_invariants()
 
 
 def test_a_step_that_contradicts_itself_fails() -> None:
     """Wrong counts or shapes end the epoch; nothing is guessed."""
-    executor = StepExecutor(BlockTables(2, 16), 2, is_first=False)
+    executor = StepExecutor(KvStore(2, 16), 2, stage_index=1)
     piece = Slice(1, Phase.PREFILL, 0, 2, True)
     for token_ids in (TokenIds.of([1]), TokenIds.of([1, 2])):
         with pytest.raises(StepFailed):
             executor.plan(Step(1, (), (), (piece,), (), (), token_ids, None))
+
+
+def test_a_stage_tells_what_its_cache_holds_and_forgets_it_when_asked() -> None:
+    """Blocks that a request uses stay."""
+    core = new_core()
+    core.handle_control(assemble(), 0.0)
+    feed(core, 1, start())
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+    for ticket, clear, kept, cleared in ((5, False, 1, 0), (6, True, 0, 1), (7, False, 0, 0)):
+        (told,) = core.handle_control(AskCache(ticket, clear), 1.0)
+        assert isinstance(told, SendControl) and isinstance(told.message, CacheReport)
+        cache = told.message.cache
+        assert (told.message.ticket, cache.stage_id, cache.num_used_blocks) == (ticket, "s0", 0)
+        assert (cache.num_cached_blocks, cache.num_cleared, cache.block_bytes) == (kept, cleared, 100)
+        assert cache.statistics.recorded_tokens == 3
+
+
+def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
+    """Another client's name, or a stage without a head, has none."""
+    core = new_core()
+    core.handle_control(assemble(), 0.0)
+    feed(core, 1, replace(start(max_tokens=0), snapshot=SnapshotWish("rules", 2)))
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+
+    def told(client_id: str, free: str | None = None) -> tuple[SnapshotInfo, ...]:
+        (report,) = core.handle_control(AskHeadSnapshots(4, client_id, free), 1.0)
+        assert isinstance(report, SendControl) and isinstance(report.message, SnapshotReport)
+        assert report.message.ticket == 4
+        return report.message.items
+
+    assert told("c") == (SnapshotInfo("rules", 2, 1, str(EPOCH)),)
+    assert told("d", free="rules") == () and len(told("c")) == 1
+    assert told("c", free="rules") == ()
+    run_ring([core], [ToyOperators(0, 2, 2, 16)])
+    core.handle_control(Dissolve(EPOCH), 2.0)
+    assert told("c") == ()
 
 
 def test_relayed_nonsense_is_counted_and_harmless() -> None:

@@ -16,10 +16,9 @@ from test_stage_core import INFO
 from toy_operators import ToyOperators
 
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.loop import StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Batch
 from stagewire.stage.settings import StageSettings
@@ -103,7 +102,9 @@ def neighbours() -> Iterator[Neighbours]:
     data = context.socket(zmq.PULL)
     around.hop.connect(f"tcp://127.0.0.1:{data.bind_to_random_port('tcp://127.0.0.1')}")
     parts = StageParts(
-        make_executor=lambda: StepExecutor(BlockTables(16, BLOCK_SIZE), 2, is_first=False),
+        store=KvStore(16, BLOCK_SIZE, block_bytes=100),
+        hidden_size=2,
+        is_row_exact=True,
         head_limits=no_head,
         draw_nonce=lambda: secrets.token_bytes(16),
     )
@@ -121,7 +122,7 @@ def neighbours() -> Iterator[Neighbours]:
     try:
         around.from_stage(Register)
         around.to_stage(Registered(1, None))
-        around.to_stage(Assemble(EPOCH, 1, 2, around.feed_endpoint, None, 16))
+        around.to_stage(Assemble(EPOCH, 1, 2, around.feed_endpoint, None, 16, 16, "n1"))
         around.from_stage(Assembled)
         yield around
     finally:

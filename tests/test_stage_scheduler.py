@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from stagewire.stage.draft import Lookup
 from stagewire.stage.scheduler import Scheduler, SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.request import FinishReason, Usage
-from stagewire.wire.ring import Phase, SequenceFinish, SequenceResult, Slice, StartRequest, Step, StepResult
+from stagewire.wire.ring import (
+    Miss,
+    Phase,
+    Restored,
+    SequenceFinish,
+    SequenceResult,
+    Slice,
+    StartRequest,
+    Step,
+    StepResult,
+)
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -195,13 +208,93 @@ def test_a_miss_starts_the_sequence_again_and_old_misses_are_stale() -> None:
     """Misses of steps from before the rewind must not rewind once more."""
     scheduler = scheduler_of(limits(chunk_tokens=32), sequence(1, num_prompt=64))
     first, second = next_step(scheduler), next_step(scheduler)
-    scheduler.miss(first.step_id, 1)
+    scheduler.miss(Miss(first.step_id, 1, 0))
     scheduler.complete(StepResult(first.step_id, (), ()))
     again = next_step(scheduler)
     assert again.releases == (1,) and again.slices == (Slice(1, Phase.PREFILL, 0, 32, False),)
-    scheduler.miss(second.step_id, 1)
+    scheduler.miss(Miss(second.step_id, 1, 0))
     scheduler.complete(StepResult(second.step_id, (), ()))
     assert next_step(scheduler).slices == (Slice(1, Phase.PREFILL, 32, 32, True),)
+
+
+def holds(num_tokens: int) -> Lookup:
+    """The head's own stage can restore as many tokens of any prompt."""
+    return lambda _step_id, _releases, _token_ids, limit: min(num_tokens, limit)
+
+
+def restoring(num_held: int, *sequences: Sequence, size: SchedulerLimits | None = None) -> Scheduler:
+    scheduler = Scheduler(size or limits(), holds(num_held))
+    for item in sequences:
+        scheduler.add(item)
+    return scheduler
+
+
+def test_a_prompt_that_is_held_is_restored_and_decoded_in_one_slice() -> None:
+    """All tokens travel, one row is computed, and the sample is awaited as after a prefill."""
+    scheduler = restoring(9, sequence(1, num_prompt=9))
+    step = next_step(scheduler)
+    assert step.slices == (Slice(1, Phase.TRY_RESTORE_DECODE, 0, 9, True, num_restored=8),)
+    assert len(step.token_ids) == 9 and scheduler.next_step(0.0) is None
+    scheduler.complete(sampled(step))
+    assert next_step(scheduler).slices == (Slice(1, Phase.DECODE, 9, 1, True),)
+
+
+def test_a_prompt_that_is_partly_held_is_restored_and_prefilled_in_one_step() -> None:
+    """What is restored takes no room of the chunk."""
+    scheduler = restoring(40, sequence(1, num_prompt=80), size=limits(chunk_tokens=32))
+    step = next_step(scheduler)
+    assert step.slices == (
+        Slice(1, Phase.TRY_RESTORE, 0, 40, False, num_restored=40),
+        Slice(1, Phase.PREFILL, 40, 32, False),
+    )
+    assert next_step(scheduler).slices == (Slice(1, Phase.PREFILL, 72, 8, True),)
+
+
+def test_a_prompt_of_one_token_has_nothing_to_restore() -> None:
+    scheduler = restoring(9, sequence(1, num_prompt=1))
+    assert next_step(scheduler).slices == (Slice(1, Phase.PREFILL, 0, 1, True),)
+
+
+def test_a_prompt_without_an_answer_is_restored_all_the_same() -> None:
+    """It samples nothing and ends."""
+    scheduler = restoring(9, sequence(1, num_prompt=9, max_tokens=0))
+    step = next_step(scheduler)
+    assert step.slices == (Slice(1, Phase.TRY_RESTORE_DECODE, 0, 9, False, num_restored=8),)
+    assert step.finishes == (SequenceFinish(1, FinishReason.LENGTH),)
+
+
+def test_after_a_miss_no_more_is_asked_for_than_all_stages_hold() -> None:
+    """The stage that missed says what it holds, and the tail what those behind it hold."""
+    scheduler = restoring(8, first := sequence(1, num_prompt=9))
+    step = next_step(scheduler)
+    scheduler.miss(Miss(step.step_id, 1, 6))
+    scheduler.complete(StepResult(step.step_id, (), (), (Restored(1, 4),)))
+    again = next_step(scheduler)
+    assert again.releases == (1,)
+    assert again.slices == (
+        Slice(1, Phase.TRY_RESTORE, 0, 4, False, num_restored=4),
+        Slice(1, Phase.PREFILL, 4, 5, True),
+    )
+    scheduler.miss(Miss(again.step_id, 1, 0))
+    assert next_step(scheduler).slices == (Slice(1, Phase.PREFILL, 0, 9, True),)
+    assert first.restore_limit == 0
+
+
+def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
+    """The lookup is told of them, since they come before restores."""
+    asked: list[tuple[int, tuple[int, ...], int]] = []
+
+    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int) -> int:
+        asked.append((step_id, tuple(releases), len(token_ids)))
+        return 0
+
+    scheduler = Scheduler(limits(num_stages=1), lookup)
+    scheduler.add(sequence(1))
+    first = next_step(scheduler)
+    scheduler.complete(sampled(first, finish=FinishReason.LENGTH))
+    scheduler.add(sequence(2, num_prompt=6))
+    assert next_step(scheduler).releases == (1,)
+    assert asked == [(1, (), 4), (2, (1,), 6)]
 
 
 def test_an_overdue_step_is_found() -> None:

@@ -14,7 +14,7 @@ from toy_operators import expected_tokens
 from world import NUM_LAYERS, Seen, World
 
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason
+from stagewire.wire.request import FinishReason, SnapshotWish
 
 ONE = [[(0, 6)]]
 TWO = [[(0, 2), (2, 6)]]
@@ -42,9 +42,21 @@ def assert_settled(world: World) -> None:
     for stage in world.stages:
         if stage.core.assembly is not None:
             assert stage.core.assembly.report().requests == ()
-            assert stage.tables is not None
-            stage.tables.check_invariants()
-            assert stage.tables.num_free == stage.info.num_blocks
+            stage.store.check_invariants()
+            assert stage.store.num_used == 0
+
+
+def free_snapshots(world: World) -> None:
+    """All stages of a pipeline hold the same ones, and give them up together."""
+    for stage in world.stages:
+        head = stage.core.assembly.head if stage.core.assembly else None
+        for client in world.clients if head else ():
+            assert head is not None
+            for snapshot in head.snapshots_of(client.name):
+                held = [other.store.length(snapshot.seq_id) for other in world.stages if other.core.assembly]
+                assert snapshot.num_tokens in held
+                head.free_snapshot(client.name, snapshot.name)
+    world.run(2.0)
 
 
 @pytest.mark.parametrize("cuts", [ONE, TWO, THREE, REPLICAS])
@@ -60,6 +72,7 @@ def test_many_requests_of_many_clients_get_their_tokens(cuts: list[list[tuple[in
             assert_true_so_far(seen)
             assert [ending.finish_reason for ending in seen.endings] == [FinishReason.LENGTH]
     assert_settled(world)
+    assert all(stage.store.statistics.restored_tokens > 0 for stage in world.stages), "their prompts share prefixes"
 
 
 def test_a_lost_stage_fails_its_requests_within_five_seconds_and_a_returning_one_serves_again() -> None:
@@ -78,6 +91,28 @@ def test_a_lost_stage_fails_its_requests_within_five_seconds_and_a_returning_one
     second = client.requests[client.generate([1, 2, 3], max_tokens=5)]
     world.run(10.0)
     assert second.token_ids == expected_tokens([1, 2, 3], 5, NUM_LAYERS)
+    assert_settled(world)
+
+
+def test_a_stage_that_comes_back_empty_costs_a_miss_and_no_token() -> None:
+    """The others still hold what it has lost; the counters say that it was the one."""
+    world = World(4, THREE, num_clients=1)
+    world.run(4.0)
+    client, prompt = world.clients[0], [1 + (7 * i) % 60 for i in range(50)]
+    client.generate(prompt, max_tokens=5)
+    world.run(5.0)
+    world.stages[1].kill()
+    world.run(5.0)
+    world.stages[1].restart()
+    world.run(5.0)
+    seen = []
+    for _ in range(2):
+        seen.append(client.requests[client.generate(prompt, max_tokens=5)])
+        world.run(5.0)
+    endings = [one.endings[0] for one in seen]
+    assert [one.token_ids for one in seen] == [expected_tokens(prompt, 5, NUM_LAYERS)] * 2
+    assert [ending.usage.cached_tokens for ending in endings] == [0, 49]
+    assert [ending.cache.miss_stages for ending in endings] == [0b010, 0]
     assert_settled(world)
 
 
@@ -148,6 +183,12 @@ class Faults(RuleBasedStateMachine):
     def generate(self, who: int, num_prompt: int, max_tokens: int, seed: int | None) -> None:
         self.world.clients[who].generate([1 + (7 * i) % 60 for i in range(num_prompt)], max_tokens, seed)
 
+    @rule(who=st.integers(0, 2), num_prompt=st.integers(1, 40), num_kept=st.integers(1, 40), name=st.sampled_from("ab"))
+    def snapshot(self, who: int, num_prompt: int, num_kept: int, name: str) -> None:
+        """Its request may be refused, where too much is kept already or the place is beyond the prompt."""
+        prompt = [1 + (7 * i) % 60 for i in range(num_prompt)]
+        self.world.clients[who].generate(prompt, 3, snapshot=SnapshotWish(name, num_kept))
+
     @rule(who=st.integers(0, 2), which=st.integers(0, 5))
     def cancel(self, who: int, which: int) -> None:
         client = self.world.clients[who]
@@ -168,6 +209,11 @@ class Faults(RuleBasedStateMachine):
     @rule(which=st.integers(0, 2))
     def restart_stage(self, which: int) -> None:
         self.world.stages[which % len(self.world.stages)].restart()
+
+    @rule(which=st.integers(0, 2))
+    def clear_a_cache(self, which: int) -> None:
+        """At any moment, also between a step's planning at the head and its computing."""
+        self.world.stages[which % len(self.world.stages)].store.clear()
 
     @rule(which=st.integers(0, 2))
     def lose_a_message(self, which: int) -> None:
@@ -216,6 +262,7 @@ class Faults(RuleBasedStateMachine):
             stage.restart()
         self.world.run(SETTLED_S)
         self.what_was_delivered_is_right()
+        free_snapshots(self.world)
         assert_settled(self.world)
 
 

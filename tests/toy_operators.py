@@ -30,6 +30,13 @@ class ToyOperators:
         # Stale values are there on purpose: reading one is a bug that must show.
         self._pool = np.full((len(self.layers), num_blocks, BLOCK_SIZE), 7919, dtype=np.int64)
 
+    @property
+    def block_bytes(self) -> int:
+        return self._pool[:, 0].nbytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool[:, target] = self._pool[:, source]
+
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         batch.check()
         values = batch.token_ids.astype(np.int64) + 1 if hidden_states is None else hidden_states[:, 0].astype(np.int64)

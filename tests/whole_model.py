@@ -114,6 +114,13 @@ class CutStage:
     def num_blocks(self) -> int:
         return self._decoder.num_blocks
 
+    @property
+    def block_bytes(self) -> int:
+        return self._decoder.block_bytes
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._decoder.copy_block(source, target)
+
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         return self._decoder.forward(batch, hidden_states)
 

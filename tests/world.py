@@ -23,11 +23,10 @@ from stagewire.client.core import ClientCore
 from stagewire.client.settings import ClientSettings
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
-from stagewire.stage.kv_blocks import BlockTables
+from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.scheduler import SchedulerLimits
@@ -36,7 +35,7 @@ from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Generate, WhoAreYou
 from stagewire.wire.numbering import SenderNumbers
-from stagewire.wire.request import Ending, ReturnOffer, StageTiming
+from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish, StageTiming
 from stagewire.wire.ring import CancelRequest, Repeat, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
@@ -212,6 +211,7 @@ def _start(generate: Generate, push: broker_events.PushStart) -> StartRequest:
         generate.ignore_eos,
         push.offer,
         generate.prompt_token_ids,
+        generate.snapshot,
     )
 
 
@@ -260,16 +260,20 @@ class SimStage:
             max_sequences=4,
             file_bytes=0,
             weight_bytes=0,
+            tensors_digest=f"toy-{start}-{end}",
+            cache_blocks=self._num_blocks,
         )
         self._operators = ToyOperators(start, end, NUM_LAYERS, self._num_blocks)
+        self.store = KvStore(self._num_blocks, BLOCK_SIZE, self._operators.block_bytes)
         nonces = count(1)
         parts = StageParts(
-            make_executor=self._make_executor,
+            store=self.store,
+            hidden_size=2,
+            is_row_exact=True,
             head_limits=self._head_limits,
             draw_nonce=lambda: b"%s-%d-%d" % (self.name.encode(), run, next(nonces)),
         )
         self.core = StageCore(self.info, parts)
-        self.tables: BlockTables | None = None
         self._pushes: dict[type, tuple[str, Wire]] = {}
         self.pairs: dict[tuple[str, int], Pair] = {}
         self._connection = 0
@@ -278,10 +282,6 @@ class SimStage:
         self._beat_at = 0.0
         self._register_at = 0.0
         self.is_alive = True
-
-    def _make_executor(self) -> StepExecutor:
-        self.tables = BlockTables(self._num_blocks, BLOCK_SIZE)
-        return StepExecutor(self.tables, 2, self._range[0] == 0)
 
     def _head_limits(self, assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
@@ -370,7 +370,7 @@ class SimStage:
         self._is_busy = False
         # A process computes and sends in one go: an epoch that ended meanwhile ends after its step.
         plan = assembly.executor.plan(step)
-        output = self._operators.forward(plan.batch, plan.hidden_states) if plan.batch else None
+        output = plan.compute(self._operators)
         if assembly is self.core.assembly:
             draws = assembly.draw(plan, output)
             timing = StageTiming(0, 1, 0.01, 0.0, 0.0)
@@ -506,11 +506,13 @@ class SimClient:
             self._drop_socket(generation)
             self.handle(client_events.LinkDisconnected(generation))
 
-    def generate(self, prompt: list[int], max_tokens: int, seed: int | None = None) -> str:
+    def generate(
+        self, prompt: list[int], max_tokens: int, seed: int | None = None, snapshot: SnapshotWish | None = None
+    ) -> str:
         request_id = f"{self.name}-{next(self._ids)}"
         self.requests[request_id] = Seen(prompt, max_tokens, submitted_at=self._world.now)
         sampling = SamplingParams(temperature=0.0, seed=seed)
-        generate = Generate(request_id, "s", None, sampling, max_tokens, (), False, TokenIds.of(prompt))
+        generate = Generate(request_id, "s", None, sampling, max_tokens, (), False, TokenIds.of(prompt), snapshot)
         self.handle(client_events.Submit(generate))
         return request_id
 

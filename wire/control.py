@@ -18,8 +18,9 @@ class StageInfo:
 
     `run` is drawn at process start: the same `stage_id` with another `run` is a restarted stage. Stages chain
     only where `model_digest`, `precision` and `fingerprint` are equal. `file_bytes` of its own tensors were
-    read, `weight_bytes` of memory hold them. `kernel` names what computes; equal fingerprints compute equal bits
-    whatever it is, and where `is_row_exact` they do not depend on the batch. `card_digest` is empty but for a first stage.
+    read, `weight_bytes` of memory hold them; `tensors_digest` identifies them exactly. `kernel` names what computes;
+    equal fingerprints compute equal bits whatever it is, and where `is_row_exact` they do not depend on the batch.
+    `card_digest` is empty but for a first stage. At most `cache_blocks` of the KV pool rest in the prefix cache.
     """
 
     stage_id: str
@@ -44,6 +45,8 @@ class StageInfo:
     max_sequences: int
     file_bytes: int
     weight_bytes: int
+    tensors_digest: str
+    cache_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,8 @@ class Assemble(Message):
     """Serve as `stage_index` of `num_stages` in this epoch.
 
     `next_endpoint` is None for the last stage. `num_blocks` is the smallest KV pool of the pipeline, in
-    blocks, which the head accounts against.
+    blocks, which the head accounts against; `cache_blocks` the smallest cache. `numerics` is a digest of all that
+    this stage's KV depends on besides the tokens: tensors and fingerprints of this and all earlier stages.
     """
 
     epoch: Epoch
@@ -183,6 +187,8 @@ class Assemble(Message):
     feed_endpoint: str
     next_endpoint: str | None
     num_blocks: int
+    cache_blocks: int
+    numerics: str
 
 
 @message(83)

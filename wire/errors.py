@@ -18,6 +18,7 @@ class ErrorCode(str, Enum):
     TOKEN_OUT_OF_VOCABULARY = "token_out_of_vocabulary"
     UNKNOWN_MODEL = "unknown_model"
     IDENTITY_IN_USE = "identity_in_use"
+    SNAPSHOT_LIMIT = "snapshot_limit"
     # The service cannot take it now; the same request may succeed later.
     QUEUE_FULL = "queue_full"
     CLIENT_LIMIT = "client_limit"
@@ -28,6 +29,7 @@ class ErrorCode(str, Enum):
     STAGE_LOST = "stage_lost"
     PREFILL_FAILED = "prefill_failed"
     DECODE_FAILED = "decode_failed"
+    RESTORE_INCOMPLETE = "restore_incomplete"
     CLIENT_GONE = "client_gone"
     UNREACHABLE = "unreachable"
     # The peer's bytes.

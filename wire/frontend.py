@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stagewire.wire.codec import Message, message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import Ending, ReturnOffer
+from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Blob, TokenIds
 
@@ -53,6 +53,7 @@ class Generate(Message):
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     prompt_token_ids: TokenIds
+    snapshot: SnapshotWish | None = None
 
 
 @message(4)

@@ -31,7 +31,7 @@ class StageTiming:
     """What one stage spent on steps that held the request, whole steps also where others shared them.
 
     `steps` is their number; `compute_s` forward passes; `sample_s` sampling (tail only); `codec_s` turning
-    messages into frames and back.
+    messages into frames and back; `queue_s` waiting for the stage to be free.
     """
 
     stage_index: int
@@ -39,10 +39,64 @@ class StageTiming:
     compute_s: float
     sample_s: float
     codec_s: float
+    queue_s: float = 0.0
 
-    def at(self, stage_index: int) -> StageTiming:
-        """The same, of another stage."""
-        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s)
+    def at(self, stage_index: int, queue_s: float) -> StageTiming:
+        """The same, of another stage, where its step has waited so long."""
+        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s, queue_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What the KV caches of stages did; those of several stages or steps add up with `plus`.
+
+    A lookup is a hit where a stage holds all that it is asked for, else a miss, of which it may still restore
+    a part. `errors` are keys whose tokens were others. `hit_stages` and `miss_stages` have bit `i` set for
+    stage `i`.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    errors: int = 0
+    restored_tokens: int = 0
+    restored_bytes: int = 0
+    recorded_tokens: int = 0
+    recorded_bytes: int = 0
+    evicted_blocks: int = 0
+    hit_stages: int = 0
+    miss_stages: int = 0
+
+    def plus(self, other: CacheStatistics) -> CacheStatistics:
+        """Counts add, masks join."""
+        return CacheStatistics(
+            self.lookups + other.lookups,
+            self.hits + other.hits,
+            self.misses + other.misses,
+            self.errors + other.errors,
+            self.restored_tokens + other.restored_tokens,
+            self.restored_bytes + other.restored_bytes,
+            self.recorded_tokens + other.recorded_tokens,
+            self.recorded_bytes + other.recorded_bytes,
+            self.evicted_blocks + other.evicted_blocks,
+            self.hit_stages | other.hit_stages,
+            self.miss_stages | other.miss_stages,
+        )
+
+
+NO_STATISTICS = CacheStatistics()
+"""Nothing has happened yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWish:
+    """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
+
+    A snapshot of the same client and name is replaced once this one is complete.
+    """
+
+    name: str
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +105,8 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
+    `timings` and `cache` are of all steps that held the request, with what others did in them. `kept_tokens` is
+    the length of the snapshot that all stages keep of its prompt.
     """
 
     finish_reason: FinishReason
@@ -59,6 +115,8 @@ class Ending:
     timings: tuple[StageTiming, ...] = ()
     code: ErrorCode | None = None
     detail: str = ""
+    cache: CacheStatistics = NO_STATISTICS
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,15 @@ from enum import Enum
 
 from stagewire.wire.codec import Message, message
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason, ReturnOffer, StageTiming, Usage
+from stagewire.wire.request import (
+    NO_STATISTICS,
+    CacheStatistics,
+    FinishReason,
+    ReturnOffer,
+    SnapshotWish,
+    StageTiming,
+    Usage,
+)
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
 
@@ -35,6 +43,7 @@ class StartRequest(Message):
     ignore_eos: bool
     offer: ReturnOffer | None
     prompt_token_ids: TokenIds
+    snapshot: SnapshotWish | None = None
 
 
 @message(102)
@@ -59,20 +68,38 @@ class SequenceResult:
     usage: Usage | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore, or a probe, found: the `num_tokens` that all stages hold."""
+
+    seq_id: int
+    num_tokens: int
+
+
 @message(110)
 @dataclass(frozen=True, slots=True)
 class StepResult(Message):
-    """The tail is through with a step; every step gets one, also one that sampled nothing."""
+    """The tail is through with a step; every step gets one, also one that sampled nothing.
+
+    `restored` has an item for each slice that restores or probes; `kept` are the sequences that all stages have kept
+    a copy of, under these ids; `cache` is what all stages' caches did.
+    """
 
     step_id: int
     results: tuple[SequenceResult, ...]
     timings: tuple[StageTiming, ...]
+    restored: tuple[Restored, ...] = ()
+    kept: tuple[int, ...] = ()
+    cache: CacheStatistics = NO_STATISTICS
 
 
 @message(111)
 @dataclass(frozen=True, slots=True)
 class Miss(Message):
-    """A stage holds only `length` tokens of a sequence whose step begins later; it computed nothing of it."""
+    """A stage holds only `length` tokens of a sequence whose step begins later; it computed nothing of it.
+
+    It goes straight to the head, past all stages between.
+    """
 
     step_id: int
     seq_id: int
@@ -92,10 +119,22 @@ class Flow(Message):
 
 
 class Phase(str, Enum):
-    """What a slice is: prompt tokens, or one token to continue from."""
+    """What a slice is.
+
+    PREFILL: tokens to compute. DECODE: one token to continue from. TRY_RESTORE: a prefix that each stage takes from
+    its KV cache as far as it holds it; it has no rows. TRY_RESTORE_DECODE: a prefix that must be held whole, and
+    behind it the one token to continue from, whose row is computed. PROBE: as TRY_RESTORE, but nothing is taken.
+    """
 
     PREFILL = "prefill"
     DECODE = "decode"
+    TRY_RESTORE = "try_restore"
+    TRY_RESTORE_DECODE = "try_restore_decode"
+    PROBE = "probe"
+
+
+RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.PROBE})
+"""Slices that begin at position 0 and look into the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +152,21 @@ class SequenceStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Hold the first `num_tokens` of a sequence under another id, until that is released."""
+
+    seq_id: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """`num_tokens` consecutive tokens of one sequence from `pos_start`, which is authoritative.
 
     `sample`: the tail draws the next token from the last row. `missed`: an earlier stage lacked the tokens
-    before it; the slice then has no rows and later stages skip it too.
+    before it; the slice then has no rows and later stages compute nothing of it either.
+    `num_restored` belongs to restores: the tokens wished for, less what an earlier stage did not hold.
+    `keep` comes after its rows; it is gone when a stage could not.
     """
 
     seq_id: int
@@ -126,6 +175,21 @@ class Slice:
     num_tokens: int
     sample: bool
     missed: bool = False
+    num_restored: int = 0
+    keep: Keep | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it has in the step's hidden states."""
+        if self.missed:
+            return 0
+        if self.phase not in RESTORES:
+            return self.num_tokens
+        return 1 if self.phase is Phase.TRY_RESTORE_DECODE else 0
+
+    def as_decode(self) -> Slice:
+        """What is left of a restore-and-decode once its prefix is there: one token, to be sampled as before."""
+        return Slice(self.seq_id, Phase.DECODE, self.pos_start + self.num_tokens - 1, 1, self.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +205,13 @@ class SequenceFinish:
 @message(120)
 @dataclass(frozen=True, slots=True)
 class Step(Message):
-    """One pass of one batch. Stages apply, in this order: releases, slices, and at the tail starts before
-    slices and finishes after them.
+    """One pass of one batch. Stages apply, in this order: releases, restores, the other slices, and at the tail
+    starts before slices and finishes after them. A sequence has one slice with rows at most; a TRY_RESTORE may
+    come before it.
 
     `token_ids` are those of all slices, one after the other, also of missed ones. `hidden_states` is float32
-    [T, D] with the rows of the slices that were not missed; None on the way into the head.
+    [T, D] with the rows of the slices that were not missed; None on the way into the head. `cache` is what the
+    caches of the stages so far did, since the step before.
     """
 
     step_id: int
@@ -156,3 +222,4 @@ class Step(Message):
     timings: tuple[StageTiming, ...]
     token_ids: TokenIds
     hidden_states: Tensor | None
+    cache: CacheStatistics = NO_STATISTICS

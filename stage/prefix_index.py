@@ -1,0 +1,122 @@
+"""KV blocks by the tokens that led to them: their keys, and in which order resting ones are given up.
+
+A key is a chain hash of all token ids from position 0 through the block, next to a digest of the arithmetic that
+computed it. The tokens of the block are kept and compared, so equal hashes are never enough.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from hashlib import blake2b
+
+_CHAIN_BYTES = 16
+ROOT = bytes(_CHAIN_BYTES)
+"""The chain hash before the first block."""
+_MIN_STALE = 64
+
+
+def chain_hash(before: bytes, token_bytes: bytes) -> bytes:
+    """The chain hash through a block, from that through the block before and this one's int32 token ids."""
+    return blake2b(before + token_bytes, digest_size=_CHAIN_BYTES).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A keyed block. `depth` is its index in its sequence; `last_use` the step in which its last reference went."""
+
+    numerics: bytes
+    chain: bytes
+    token_bytes: bytes
+    block: int
+    depth: int
+    last_use: int = 0
+    is_resting: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int, bytes]:
+        """The lowest goes first: longest unused, then deepest, so that no chain ever loses its middle.
+
+        The rest of the order must be the same on all stages, so it cannot be the block's number.
+        """
+        return self.last_use, -self.depth, self.chain
+
+
+class PrefixIndex:
+    """All keyed blocks of a pool, in use or resting."""
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+        self._by_block: dict[int, Entry] = {}
+        self._queue: list[tuple[tuple[int, int, bytes], int]] = []
+        self.num_resting = 0
+        self.num_errors = 0
+        self.step = 0
+        """What `last_use` is set to; the caller counts it up."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, numerics: bytes, chain: bytes, token_bytes: bytes) -> Entry | None:
+        """The block of this key, if its tokens are these."""
+        entry = self._entries.get(numerics + chain)
+        if entry is not None and entry.token_bytes != token_bytes:
+            self.num_errors += 1
+            return None
+        return entry
+
+    def add(self, entry: Entry) -> bool:
+        """Key a block that is in use; False if other tokens have this very key."""
+        assert entry.block not in self._by_block, entry
+        if self._entries.setdefault(entry.numerics + entry.chain, entry) is not entry:
+            return False
+        self._by_block[entry.block] = entry
+        return True
+
+    def of_block(self, block: int) -> Entry | None:
+        return self._by_block.get(block)
+
+    def remove(self, entry: Entry) -> None:
+        """Forget a block's key."""
+        if entry.is_resting:
+            self._leave_rest(entry)
+        del self._entries[entry.numerics + entry.chain]
+        del self._by_block[entry.block]
+
+    # --- at rest ---
+
+    def rest(self, block: int) -> None:
+        """The last reference to a keyed block has gone."""
+        entry = self._by_block[block]
+        entry.is_resting, entry.last_use = True, self.step
+        self.num_resting += 1
+        if len(self._queue) > 2 * self.num_resting + _MIN_STALE:
+            # What was woken stays in the queue until it is met; here all of that goes at once.
+            live = [e for e in self._by_block.values() if e.is_resting and e is not entry]
+            self._queue = [(e.rank, e.block) for e in live]
+            heapq.heapify(self._queue)
+        heapq.heappush(self._queue, (entry.rank, block))
+
+    def wake(self, block: int) -> None:
+        """A resting block is referred to again."""
+        self._leave_rest(self._by_block[block])
+
+    def oldest(self) -> Entry:
+        """The resting block to give up first; there is one."""
+        while True:
+            rank, block = self._queue[0]
+            entry = self._by_block.get(block)
+            if entry is not None and entry.is_resting and entry.rank == rank:
+                return entry
+            heapq.heappop(self._queue)
+
+    def resting_blocks(self) -> list[int]:
+        return [entry.block for entry in self._by_block.values() if entry.is_resting]
+
+    def chains(self) -> set[bytes]:
+        """Chain hashes of all keyed blocks: which prefixes are held, in the same words on every stage."""
+        return {entry.chain for entry in self._entries.values()}
+
+    def _leave_rest(self, entry: Entry) -> None:
+        entry.is_resting = False
+        self.num_resting -= 1

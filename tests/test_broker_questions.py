@@ -1,0 +1,72 @@
+"""Questions to stages: all that it concerns are asked, and silence does not hold up the answer for ever."""
+
+from __future__ import annotations
+
+import pytest
+from broker_world import FIRST, LAST, CheckedCore, client_peer, stage_peer
+
+from stagewire.broker.events import Send
+from stagewire.wire.caches import AskCache, AskCaches, CacheReport, Caches, StageCache
+from stagewire.wire.request import CacheStatistics
+from stagewire.wire.snapshots import AskHeadSnapshots, AskSnapshots, SnapshotInfo, SnapshotReport, Snapshots
+
+
+def cache(stage_id: str) -> StageCache:
+    return StageCache(stage_id, 64, 1, 2, 48, 16, 100, 0, CacheStatistics(hits=3))
+
+
+@pytest.fixture
+def serving() -> CheckedCore:
+    broker = CheckedCore()
+    broker.settle()
+    broker.serve(FIRST, LAST)
+    broker.hello("c", generation=1)
+    return broker
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_all_stages_are_asked_and_their_answers_come_together(serving: CheckedCore, clear: bool) -> None:
+    """Sorted by name; an answer under another's name, a second one and a late one change nothing."""
+    asked = serving.from_client("c", AskCaches(clear))
+    assert asked == [Send(stage_peer(name), AskCache(1, clear)) for name in ("s0", "s1")]
+    assert serving.from_stage("s1", CacheReport(1, cache("s0"))) == []
+    assert serving.from_stage("s1", CacheReport(1, cache("s1"))) == []
+    assert serving.from_stage("s1", CacheReport(1, cache("s1"))) == []
+    answer = Caches(clear, (cache("s0"), cache("s1")), ())
+    assert serving.from_stage("s0", CacheReport(1, cache("s0"))) == [Send(client_peer("c"), answer)]
+    assert serving.from_stage("s0", CacheReport(1, cache("s0"))) == []
+
+
+def test_a_silent_stage_is_named_after_two_seconds(serving: CheckedCore) -> None:
+    serving.from_client("c", AskCaches(clear=False))
+    serving.from_stage("s0", CacheReport(1, cache("s0")))
+    assert serving.pass_time(1.5, alive=(FIRST, LAST)) == []
+    answer = Caches(False, (cache("s0"),), ("s1",))
+    assert serving.pass_time(0.5, alive=(FIRST, LAST)) == [Send(client_peer("c"), answer)]
+
+
+def test_without_stages_the_answer_is_empty_and_comes_at_once() -> None:
+    broker = CheckedCore()
+    broker.hello("c", generation=1)
+    assert broker.from_client("c", AskCaches(clear=False)) == [Send(client_peer("c"), Caches(False, (), ()))]
+
+
+@pytest.mark.parametrize("free", [None, "rules"])
+def test_heads_are_asked_for_the_snapshots_of_the_client_that_asks(serving: CheckedCore, free: str | None) -> None:
+    """No other stage, and for no other client; a pipeline that is not whole has none."""
+    asked = serving.from_client("c", AskSnapshots(free))
+    assert asked == [Send(stage_peer("s0"), AskHeadSnapshots(1, "c", free))]
+    items = (SnapshotInfo("a", 20, 2, "7.1"),)
+    answer = serving.from_stage("s0", SnapshotReport(1, items))
+    assert answer == [Send(client_peer("c"), Snapshots(free, items, ()))]
+    alone = CheckedCore()
+    alone.hello("c", generation=1)
+    assert alone.from_client("c", AskSnapshots(free)) == [Send(client_peer("c"), Snapshots(free, (), ()))]
+
+
+def test_too_many_questions_do_not_pile_up(serving: CheckedCore) -> None:
+    """The oldest is answered with what there is: here, with nobody's answer."""
+    for _ in range(256):
+        serving.from_client("c", AskCaches(clear=False))
+    out = serving.from_client("c", AskCaches(clear=False))
+    assert out[0] == Send(client_peer("c"), Caches(False, (), ("s0", "s1")))

@@ -1,0 +1,155 @@
+"""Snapshots over whole pipelines: kept on all stages or on none, never given up, and never in anybody's way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from in_process import InProcessPipeline, request
+from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
+
+from stagewire.stage.head import HeadCore
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.ring import Phase, Step
+from stagewire.wire.sampling import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0)
+CUTS = [(0, 2), (2, 3), (3, 6)]
+PROMPT = [3 + i % 50 for i in range(40)]
+
+
+def pipeline_of(num_blocks: int = 20, **options: int) -> InProcessPipeline:
+    return InProcessPipeline([ToyOperators(*cut, 6, num_blocks) for cut in CUTS], 2, VOCAB_SIZE, **options)
+
+
+def head_of(pipeline: InProcessPipeline) -> HeadCore:
+    assembly = pipeline.cores[0].assembly
+    assert assembly is not None and assembly.head is not None
+    return assembly.head
+
+
+def ask(
+    pipeline: InProcessPipeline, name: str, prompt: Sequence[int], max_tokens: int = 2, wish: SnapshotWish | None = None
+) -> int:
+    """Run one request to its end; returns its cached tokens, after looking at the others."""
+    pipeline.start(replace(request(name, prompt, max_tokens, GREEDY), snapshot=wish))
+    output = pipeline.run()[name]
+    assert output.ending is not None and output.ending.finish_reason is FinishReason.LENGTH
+    assert output.token_ids == expected_tokens(list(prompt), max_tokens, 6)
+    return output.ending.usage.cached_tokens
+
+
+def kept(pipeline: InProcessPipeline) -> list[tuple[str, int]]:
+    """Names and lengths; every stage holds exactly these."""
+    head_of(pipeline).check_invariants()
+    snapshots = head_of(pipeline).snapshots_of("client")
+    for store in pipeline.stores:
+        store.check_invariants()
+        assert [store.length(one.seq_id) for one in snapshots] == [one.num_tokens for one in snapshots]
+        assert store.num_used <= head_of(pipeline).scheduler.snapshots.num_blocks
+        assert bool(store.num_used) == bool(snapshots)
+    return [(one.name, one.num_tokens) for one in snapshots]
+
+
+def flood(pipeline: InProcessPipeline, seed: int = 1) -> None:
+    """Enough other prompts to push out all that is not pinned."""
+    rng = random.Random(seed)
+    for number in range(12):
+        ask(pipeline, f"flood-{seed}-{number}", [rng.randrange(VOCAB_SIZE) for _ in range(100)])
+
+
+def test_a_snapshot_outlives_any_pressure_until_it_is_freed() -> None:
+    """Whoever asks for its tokens finds them, to the last one before the end."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
+    flood(pipeline)
+    assert kept(pipeline) == [("system", 40)]
+    assert ask(pipeline, "again", PROMPT) == 39
+    assert ask(pipeline, "longer", [*PROMPT, 1, 2, 3]) == 40
+    head_of(pipeline).free_snapshot("client", "system")
+    head_of(pipeline).free_snapshot("client", "system")
+    flood(pipeline, seed=2)
+    assert kept(pipeline) == []
+    assert ask(pipeline, "cold", PROMPT) == 0
+
+
+def test_a_snapshot_in_the_middle_of_a_prompt_ends_exactly_there() -> None:
+    """The prefill chunk is cut at the place, and the request goes on."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 3, SnapshotWish("part", 21))
+    chunks = [
+        s.num_tokens for _, m in pipeline.hops if isinstance(m, Step) for s in m.slices if s.phase is Phase.PREFILL
+    ]
+    assert chunks == [21, 21, 19, 19], "over two hops"
+    flood(pipeline)
+    assert kept(pipeline) == [("part", 21)]
+    assert ask(pipeline, "other", [*PROMPT[:21], 60, 61]) == 21
+
+
+def test_a_prompt_that_is_restored_is_kept_like_one_that_is_computed() -> None:
+    """Whole, in part, and at a place before the end of what is restored."""
+    pipeline = pipeline_of()
+    ask(pipeline, "first", PROMPT, 1)
+    ask(pipeline, "fused", PROMPT, 1, SnapshotWish("a"))
+    ask(pipeline, "partly", [*PROMPT, 9, 9, 9], 1, SnapshotWish("b"))
+    ask(pipeline, "before", [*PROMPT, 9, 9, 8], 1, SnapshotWish("c", 18))
+    assert kept(pipeline) == [("a", 40), ("b", 43), ("c", 18)]
+
+
+def test_a_miss_on_the_way_does_not_leave_half_a_snapshot() -> None:
+    """The stages before it had kept theirs; all keep the second attempt."""
+    pipeline = pipeline_of()
+    ask(pipeline, "first", PROMPT, 1)
+    pipeline.stores[1].clear()
+    ask(pipeline, "save", PROMPT, 2, SnapshotWish("system"))
+    assert kept(pipeline) == [("system", 40)]
+
+
+def test_a_name_is_replaced_and_another_clients_is_another() -> None:
+    """Only once the new one is complete."""
+    pipeline = pipeline_of()
+    ask(pipeline, "one", PROMPT, 1, SnapshotWish("system"))
+    ask(pipeline, "two", PROMPT[:30], 1, SnapshotWish("system"))
+    assert kept(pipeline) == [("system", 30)]
+    assert head_of(pipeline).snapshots_of("stranger") == []
+    head_of(pipeline).free_snapshot("stranger", "system")
+    pipeline.run()
+    assert kept(pipeline) == [("system", 30)]
+
+
+def test_a_request_that_ends_before_the_place_leaves_nothing() -> None:
+    """Cancelled while it waits, or in the middle of its prompt."""
+    for num_turns in (0, 1, 4):
+        pipeline = pipeline_of(chunk_tokens=5)
+        pipeline.start(replace(request("r", PROMPT, 5, GREEDY), snapshot=SnapshotWish("system")))
+        for turn in range(num_turns):
+            pipeline.turn(turn % 3)
+        pipeline.cancel("r")
+        pipeline.run()
+        assert kept(pipeline) == []
+        assert head_of(pipeline).scheduler.num_free_blocks == 20
+
+
+def test_what_is_pinned_never_keeps_an_accepted_request_from_running() -> None:
+    """A snapshot for which there is no room is refused with its request; so is a request that does not fit beside."""
+    pipeline = pipeline_of(num_blocks=8)
+    ask(pipeline, "save", PROMPT, 1, SnapshotWish("system"))
+    pipeline.start(
+        request("long", PROMPT, 41, GREEDY),
+        replace(request("wish", [5] * 8, 2, GREEDY), snapshot=SnapshotWish("other", 8)),
+        replace(request("too much", [5] * 33, 2, GREEDY), snapshot=SnapshotWish("other")),
+        replace(request("nonsense", [5] * 8, 2, GREEDY), snapshot=SnapshotWish("other", 9)),
+        *[request(f"r{number}", [number] * 20, 20, GREEDY) for number in range(4)],
+    )
+    outputs = pipeline.run()
+    assert {ack.request_id: ack.code for ack in pipeline.acks if ack.code} == {
+        "long": ErrorCode.CONTEXT_OVERFLOW,
+        "too much": ErrorCode.SNAPSHOT_LIMIT,
+        "nonsense": ErrorCode.INVALID_REQUEST,
+    }
+    for number in range(4):
+        assert outputs[f"r{number}"].token_ids == expected_tokens([number] * 20, 20, 6)
+    assert kept(pipeline) == [("other", 8), ("system", 40)]
+    assert ask(pipeline, "again", PROMPT, 1) == 39
