@@ -9,11 +9,14 @@ from stagewire.stage.sequence import Sequence
 from stagewire.wire.ring import SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
-Lookup = Callable[[int, Items[int], Items[int], int], int]
-"""Step id, its releases, token ids, limit: how many of the first `limit` tokens the head's own stage can restore."""
+Lookup = Callable[[int, Items[int], Items[int], int, bool], int]
+"""How many of the first `limit` tokens the head's own stage can restore.
+
+Asked with step id, its releases, token ids, limit, and whether it counts as a miss if there are none.
+"""
 
 
-def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int) -> int:
+def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int, _is_final: bool) -> int:
     """Nothing can ever be restored."""
     return 0
 

@@ -60,13 +60,15 @@ class StepExecutor:
     def store(self) -> KvStore:
         return self._store
 
-    def lookup(self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int) -> int:
+    def lookup(
+        self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int, is_final: bool
+    ) -> int:
         """For the head of this very stage: how many of the first `limit` tokens a restore in its next step would give.
 
         `releases` are those of that step, which come before its restores; they are done now.
         """
         self._begin(step_id, releases)
-        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit)
+        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, is_final)
 
     def plan(self, step: Step) -> Plan:
         """Release, restore, append, look for misses.
@@ -200,27 +202,5 @@ class StepExecutor:
     @staticmethod
     def forward(plan: Plan, hidden_states: npt.NDArray[np.float32] | None, timing: StageTiming) -> Step:
         """The step as the next stage gets it: float32 [T, D] activations, this stage's time added."""
-        step = plan.step
-        return Step(
-            step_id=step.step_id,
-            releases=step.releases,
-            starts=step.starts,
-            slices=step.slices,
-            finishes=step.finishes,
-            timings=(*step.timings, timing),
-            token_ids=step.token_ids,
-            hidden_states=None if hidden_states is None else Tensor.from_numpy(hidden_states),
-        )
-
-
-def _without_missed(
-    token_ids: npt.NDArray[np.int32],
-    hidden_states: npt.NDArray[np.float32] | None,
-    sent: Sequence[Slice],
-    kept: Sequence[Slice],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32] | None]:
-    """Leave out the rows of missed slices; those that were missed before (`sent`) have no hidden states."""
-    num_tokens = [piece.num_tokens for piece in sent]
-    is_sent = np.repeat([not piece.missed for piece in sent], num_tokens)
-    is_kept = np.repeat([not piece.missed for piece in kept], num_tokens)
-    return token_ids[is_kept], None if hidden_states is None else hidden_states[is_kept[is_sent]]
+        tensor = None if hidden_states is None else Tensor.from_numpy(hidden_states)
+        return replace(plan.step, hidden_states=tensor, timings=(*plan.step.timings, timing))

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
-from stagewire.stage.scheduler import Scheduler, SchedulerLimits
+from stagewire.stage.scheduler import Scheduler
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshots import MAX_SNAPSHOTS, Snapshot
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest

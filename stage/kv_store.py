@@ -98,13 +98,13 @@ class KvStore:
 
     # --- looking up and restoring ---
 
-    def lookup(self, token_ids: TokenArray, limit: int) -> int:
-        """How many of the first `limit` tokens a restore would give. Only one that finds nothing is counted.
+    def lookup(self, token_ids: TokenArray, limit: int, is_final: bool = True) -> int:
+        """How many of the first `limit` tokens a restore would give. Only a final one that finds nothing is counted.
 
         What is found will be asked for again, by the restore itself.
         """
         length = self._cache.match(token_ids, limit)[1]
-        if length == 0:
+        if length == 0 and is_final:
             self._cache.count_lookup(0, 1)
         return length
 

@@ -8,26 +8,14 @@ is preempted: rewound and put back in line, never failed.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 
 from stagewire.stage.chunking import ChunkBudget
 from stagewire.stage.draft import Draft, Lookup, no_lookup
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshots import Snapshots
 from stagewire.wire.request import FinishReason
 from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """Sizes of the pipeline that the head schedules for; `num_blocks` is its smallest KV pool."""
-
-    num_stages: int
-    num_blocks: int
-    block_size: int
-    max_sequences: int
-    chunk_tokens: int
-    chunk_target_s: float
 
 
 class Scheduler:
@@ -165,29 +153,39 @@ class Scheduler:
             self._waiting.remove(seq_id)
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
-            self._restore(draft, sequence)
+            self._restore(draft, sequence, only_whole=True)
 
     def _add_chunks(self, draft: Draft) -> None:
         prompts = [s for s in self._running.values() if s.is_schedulable and not s.is_decoding]
         shares = self._chunks.share_out(prompts, self._decodes_per_step()) if prompts else []
-        for sequence, num_tokens in shares:
+        for sequence, share in shares:
             # An older one of this very step may have preempted it.
-            if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, num_tokens):
-                self._add_slice(draft, sequence, num_tokens)
+            if sequence.state is SequenceState.RUNNING:
+                self._add_chunk(draft, sequence, share)
 
-    def _restore(self, draft: Draft, sequence: Sequence) -> None:
+    def _add_chunk(self, draft: Draft, sequence: Sequence, share: int) -> None:
+        if not sequence.num_scheduled:
+            self._restore(draft, sequence)
+        num_tokens = min(share, sequence.num_prefill)
+        if sequence.is_schedulable and self._make_room(draft, sequence, num_tokens):
+            self._add_slice(draft, sequence, num_tokens)
+
+    def _restore(self, draft: Draft, sequence: Sequence, only_whole: bool = False) -> None:
         """Take from the caches what is there: fused with the first decode where that is all but the last token.
 
-        What is left is prefilled in the same step, without waiting for what later stages hold.
+        That is done on admission. A part is taken when the first chunk is due, for by then more may be there; what is
+        left is prefilled in the same step, without waiting for what later stages hold.
         """
         token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
         if sequence.restore_limit is not None:
             token_ids = token_ids[: sequence.restore_limit]
         limit = min(last, len(token_ids))
-        num_held = self._lookup(self._next_step_id, draft.releases, token_ids, limit) if limit else 0
-        if num_held == last and last:
+        num_held = self._lookup(self._next_step_id, draft.releases, token_ids, limit, not only_whole) if limit else 0
+        if not num_held or (only_whole and num_held < last) or not self._make_room(draft, sequence, num_held + 1):
+            return
+        if num_held == last:
             self._add(draft, sequence, Phase.TRY_RESTORE_DECODE, num_tokens=last + 1, num_restored=last)
-        elif num_held:
+        else:
             self._add(draft, sequence, Phase.TRY_RESTORE, num_tokens=num_held, num_restored=num_held)
 
     def _add_slice(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
@@ -225,9 +223,8 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         """Blocks of the smallest pool that neither a running sequence nor a snapshot occupies."""
-        size = self._limits.block_size
-        num_used = sum(s.num_blocks(size) for s in self._running.values()) + self.snapshots.num_blocks
-        return self._limits.num_blocks - num_used
+        num_running = sum(s.num_blocks(self._limits.block_size) for s in self._running.values())
+        return self._limits.num_blocks - num_running - self.snapshots.num_blocks
 
     def _new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         size = self._limits.block_size

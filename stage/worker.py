@@ -24,7 +24,7 @@ from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Operators
-from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo

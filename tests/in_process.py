@@ -11,7 +11,7 @@ from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE, Operators
-from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import Assemble, GenerateAck, StageInfo
 from stagewire.wire.epoch import Epoch

@@ -21,7 +21,7 @@ from stagewire.stage.instructions import (
     SendNext,
 )
 from stagewire.stage.kv_store import KvStore
-from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.wire.caches import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import (

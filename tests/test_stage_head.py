@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stagewire.stage.head import HeadCore, HeadLimits
-from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode

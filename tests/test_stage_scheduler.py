@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from stagewire.stage.draft import Lookup
-from stagewire.stage.scheduler import Scheduler, SchedulerLimits
+from stagewire.stage.scheduler import Scheduler
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import (
@@ -219,7 +220,7 @@ def test_a_miss_starts_the_sequence_again_and_old_misses_are_stale() -> None:
 
 def holds(num_tokens: int) -> Lookup:
     """The head's own stage can restore as many tokens of any prompt."""
-    return lambda _step_id, _releases, _token_ids, limit: min(num_tokens, limit)
+    return lambda _step_id, _releases, _token_ids, limit, _is_final: min(num_tokens, limit)
 
 
 def restoring(num_held: int, *sequences: Sequence, size: SchedulerLimits | None = None) -> Scheduler:
@@ -284,8 +285,9 @@ def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
     """The lookup is told of them, since they come before restores."""
     asked: list[tuple[int, tuple[int, ...], int]] = []
 
-    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int) -> int:
-        asked.append((step_id, tuple(releases), len(token_ids)))
+    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int, is_final: bool) -> int:
+        if is_final:
+            asked.append((step_id, tuple(releases), len(token_ids)))
         return 0
 
     scheduler = Scheduler(limits(num_stages=1), lookup)

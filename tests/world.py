@@ -29,7 +29,7 @@ from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
-from stagewire.stage.scheduler import SchedulerLimits
+from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.epoch import Epoch
