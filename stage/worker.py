@@ -18,6 +18,8 @@ from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.disk_cache import DiskCache
+from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
@@ -63,9 +65,10 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     try:
         data = _bind(context, settings.bind)
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
-        core = StageCore(info, _parts(settings, loaded))
+        parts = _parts(settings, loaded)
+        core, disk = StageCore(info, parts), _disk(settings, loaded, parts.store)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
-            loop = StageLoop(context, settings, data, core, loaded.operators, heartbeat, loaded.card)
+            loop = StageLoop(context, settings, data, core, loaded.operators, heartbeat, loaded.card, disk)
             try:
                 loop.run(on_ready, stop)
             finally:
@@ -153,6 +156,12 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
 def _cache_blocks(settings: StageSettings, operators: Operators) -> int:
     wished = operators.num_blocks if settings.cache_tokens is None else settings.cache_tokens // BLOCK_SIZE
     return min(wished, operators.num_blocks)
+
+
+def _disk(settings: StageSettings, loaded: LoadedStage, store: KvStore) -> DiskCache | None:
+    if settings.disk_directory is None:
+        return None
+    return DiskCache(store, loaded.operators, DiskTier(Path(settings.disk_directory), settings.disk_bytes))
 
 
 def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
