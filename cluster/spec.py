@@ -20,6 +20,9 @@ class StageLimits:
     """Settings of a stage by the same names; None leaves the stage's default."""
 
     kv_tokens: int | None = None
+    cache_tokens: int | None = None
+    disk_directory: str | None = None
+    disk_bytes: int | None = None
     max_sequences: int | None = None
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None

@@ -14,6 +14,7 @@ from stagewire.stage.kv_blocks import Behind, BlockPool, Copy, OutOfBlocks
 from stagewire.stage.kv_sequence import HeldSequence
 from stagewire.stage.prefix_cache import TOKEN_BYTES, PrefixCache, TokenArray
 from stagewire.stage.prefix_index import PrefixIndex
+from stagewire.stage.publisher import Publisher
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
 
 
@@ -23,11 +24,11 @@ class KvStore:
     def __init__(self, num_blocks: int, block_size: int, block_bytes: int = 0) -> None:
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, self._index)
-        self._cache = PrefixCache(self._index, block_size, block_bytes)
+        self.cache = PrefixCache(self._index, block_size, block_bytes)
         self._block_size, self.block_bytes = block_size, block_bytes
         self._sequences: dict[int, HeldSequence] = {}
         self._kept: list[int] = []
-        self._is_row_exact = True
+        self._publisher = Publisher(self.cache, self._pool, block_size)
         self._step_id: int | None = None
         self.statistics = NO_STATISTICS
         """What has happened since the start, as far as `take_statistics` has told it."""
@@ -46,8 +47,8 @@ class KvStore:
         for seq_id in [*self._sequences]:
             self._truncate(self._sequences.pop(seq_id), 0)
         self._kept.clear()
-        self._cache.use(numerics)
-        self._cache.is_enabled, self._is_row_exact = max_cached_blocks > 0, is_row_exact
+        self.cache.use(numerics)
+        self.cache.is_enabled, self._publisher.is_row_exact = max_cached_blocks > 0, is_row_exact
         self._pool.limit(num_blocks, max_cached_blocks)
         self._step_id = None
 
@@ -62,7 +63,7 @@ class KvStore:
         """What has happened since the last call."""
         num_errors = self._index.num_errors - self.statistics.errors
         num_evicted = self._pool.num_evicted - self.statistics.evicted_blocks
-        recent = replace(self._cache.take_counted(), errors=num_errors, evicted_blocks=num_evicted)
+        recent = replace(self.cache.take_counted(), errors=num_errors, evicted_blocks=num_evicted)
         self.statistics = self.statistics.plus(recent)
         return recent
 
@@ -103,24 +104,24 @@ class KvStore:
 
         What is found will be asked for again, by the restore itself.
         """
-        length = self._cache.match(token_ids, limit)[1]
+        length = self.cache.match(token_ids, limit)[1]
         if length == 0 and is_final:
-            self._cache.count_lookup(0, 1)
+            self.cache.count_lookup(0, 1)
         return length
 
     def probe(self, token_ids: TokenArray, limit: int) -> int:
         """How many of the first `limit` tokens a restore would give."""
-        length = self._cache.match(token_ids, limit)[1]
-        self._cache.count_lookup(length, limit)
+        length = self.cache.match(token_ids, limit)[1]
+        self.cache.count_lookup(length, limit)
         return length
 
     def restore(self, seq_id: int, token_ids: TokenArray, limit: int) -> int:
         """Begin a sequence with as many of the first `limit` tokens as are held, and return their number."""
         self.release(seq_id)
-        entries, length = self._cache.match(token_ids, limit)
-        self._cache.count_lookup(length, limit)
+        entries, length = self.cache.match(token_ids, limit)
+        self.cache.count_lookup(length, limit)
         if length:
-            self._cache.count_restored(length)
+            self.cache.count_restored(length)
             for entry in entries:
                 self._pool.share(entry.block)
             blocks, full = [entry.block for entry in entries], entries[: length // self._block_size]
@@ -150,7 +151,7 @@ class KvStore:
         sequence = self._sequences.get(seq_id) or HeldSequence()
         if sequence.length < pos_start:
             return Behind(sequence.length)
-        self._publish(sequence, pos_start, is_prompt_done=is_decode)
+        self._publisher.publish(sequence, pos_start, is_prompt_done=is_decode)
         made = self._make_room(sequence, pos_start, len(token_ids))
         if isinstance(made, OutOfBlocks):
             return made
@@ -220,14 +221,14 @@ class KvStore:
         for seq_id in self._kept:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
-                self._publish(sequence, sequence.length, is_prompt_done=True)
+                self._publisher.publish(sequence, sequence.length, is_prompt_done=True)
         self._kept.clear()
 
     def release(self, seq_id: int) -> None:
         """Give up all blocks of a sequence, whose tokens were right to the last; unknown ones are ignored."""
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
-            self._publish(sequence, sequence.length, is_prompt_done=True)
+            self._publisher.publish(sequence, sequence.length, is_prompt_done=True)
             self._truncate(sequence, 0)
 
     def clear(self) -> int:
@@ -236,41 +237,20 @@ class KvStore:
         self._pool.evict_all()
         return self._pool.num_evicted - num_before
 
-    # --- publishing ---
+    # --- other memories ---
 
-    def _publish(self, sequence: HeldSequence, num_tokens: int, is_prompt_done: bool) -> None:
-        """The first `num_tokens` are right: key their full blocks, and the partial one of a finished prompt."""
-        if not self._cache.is_enabled:
-            return
-        if sequence.decoded_from is not None and not self._is_row_exact:
-            num_tokens = min(num_tokens, sequence.decoded_from)
-        while len(sequence.entries) < num_tokens // self._block_size:
-            if not self._publish_full(sequence, len(sequence.entries)):
-                return
-        if is_prompt_done and 0 < sequence.prompt_end <= num_tokens:
-            self._publish_partial(sequence)
-            sequence.prompt_end = 0
+    @property
+    def num_adoptable(self) -> int:
+        """Blocks that `adopt` would take."""
+        return self._pool.num_spare if self.cache.is_enabled else 0
 
-    def _publish_full(self, sequence: HeldSequence, depth: int) -> bool:
-        block, size = sequence.blocks[depth], self._block_size * TOKEN_BYTES
-        token_bytes = bytes(sequence.token_bytes[depth * size : (depth + 1) * size])
-        entry = self._cache.key(sequence.entries, token_bytes, block)
-        if entry is None:
-            return False
-        if entry.block != block:
-            # Somebody else computed the same: hold theirs, so that whoever holds a block holds all before it.
-            self._pool.share(entry.block)
-            self._pool.drop(block)
-            sequence.blocks[depth] = entry.block
-        sequence.entries.append(entry)
-        return True
-
-    def _publish_partial(self, sequence: HeldSequence) -> None:
-        depth, size = sequence.prompt_end // self._block_size, self._block_size * TOKEN_BYTES
-        token_bytes = bytes(sequence.token_bytes[depth * size : sequence.prompt_end * TOKEN_BYTES])
-        is_free = token_bytes and self._index.of_block(sequence.blocks[depth]) is None
-        if is_free and depth == len(sequence.entries):
-            self._cache.key(sequence.entries, token_bytes, sequence.blocks[depth])
+    def adopt(self, before: bytes, chain: bytes, token_bytes: bytes, depth: int) -> int | None:
+        """Publish a block of another memory: the block to put it into; None if there is no room or no use for it."""
+        block = self._pool.spare() if self.cache.is_enabled else None
+        if block is not None and not self.cache.adopt(before, chain, token_bytes, depth, block):
+            self._pool.put_back(block)
+            return None
+        return block
 
     # --- block lists ---
 

@@ -16,6 +16,7 @@ import zmq
 
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore
+from stagewire.stage.disk_cache import DiskCache
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.instructions import (
     CloseRing,
@@ -63,9 +64,11 @@ class StageLoop:
         operators: Operators,
         heartbeat: HeartbeatThread,
         card: bytes,
+        disk: DiskCache | None = None,
     ) -> None:
         self._context, self._settings, self._core = context, settings, core
         self._operators, self._heartbeat, self._card = operators, heartbeat, card
+        self._disk = disk
         self._poller = zmq.Poller()
         self._data = data
         self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
@@ -109,6 +112,8 @@ class StageLoop:
         self._close_ring()
         self._control.socket.close()
         self._data.close(linger=0)
+        if self._disk:
+            self._disk.close()
 
     # --- one turn ---
 
@@ -120,9 +125,11 @@ class StageLoop:
             self._tick(now)
         assembly = self._core.assembly
         step = assembly.next_step(now) if assembly else None
-        self._is_busy = step is not None
+        self._is_busy = step is not None or (self._disk is not None and self._disk.has_work)
         if assembly and step:
             self._compute(assembly, step)
+        if self._disk:
+            self._disk.pump()
         self._flush(time.monotonic())
 
     def _next_due(self, now: float) -> float:
@@ -264,6 +271,8 @@ class StageLoop:
             self._perform(self._core.lose_link(send.client_id, send.link, now), now)
 
     def _connect_ring(self, connect: ConnectRing) -> None:
+        if self._disk:
+            self._disk.load()  # nobody sends a step before this stage has said that it is assembled
         log.info("event=assembled next=%s feed=%s", connect.next_endpoint or "-", connect.feed_endpoint or "-")
         targets = (
             (SendNext, connect.next_endpoint, self._settings.hop_condition),

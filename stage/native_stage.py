@@ -55,6 +55,13 @@ class NativeOperators:
     def copy_block(self, source: int, target: int) -> None:
         self._decoder.pool.blocks[target] = self._decoder.pool.blocks[source]
 
+    def read_block(self, block: int) -> bytes:
+        return self._decoder.pool.blocks[block].tobytes()
+
+    def write_block(self, block: int, content: bytes) -> None:
+        pool = self._decoder.pool.blocks
+        pool[block] = np.frombuffer(content, pool.dtype).reshape(pool[block].shape)
+
     @property
     def file_bytes(self) -> int:
         return self._file_bytes

@@ -120,6 +120,12 @@ class Operators(Protocol):
     def copy_block(self, source: int, target: int) -> None:
         """Copies one block's keys and values, of all layers, to another block."""
 
+    def read_block(self, block: int) -> bytes:
+        """Returns one block's keys and values, of all layers: `block_bytes` in an order of the implementation's own."""
+
+    def write_block(self, block: int, content: bytes) -> None:
+        """Reverses `read_block`."""
+
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """Runs one step, and stores the keys and values of all its rows in their blocks.
 

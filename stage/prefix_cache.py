@@ -25,13 +25,15 @@ class PrefixCache:
     def __init__(self, index: PrefixIndex, block_size: int, block_bytes: int) -> None:
         self._index = index
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._numerics = b""
         self._counted = NO_STATISTICS
+        self.numerics = b""
         self.is_enabled = True
+        self.is_recording = False
+        self._recorded: list[tuple[bytes, Entry]] = []
 
     def use(self, numerics: str) -> None:
         """From now on only blocks of this arithmetic are found, and only such are keyed."""
-        self._numerics = blake2b(numerics.encode(), digest_size=16).digest()
+        self.numerics = blake2b(numerics.encode(), digest_size=16).digest()
 
     def match(self, token_ids: TokenArray, limit: int) -> tuple[list[Entry], int]:
         """The keyed blocks that hold the first tokens, and how many of the first `limit` those are.
@@ -54,7 +56,7 @@ class PrefixCache:
     def _find_longest(self, chain: bytes, token_bytes: bytes) -> Entry | None:
         for num_bytes in range(len(token_bytes), 0, -TOKEN_BYTES):
             part = token_bytes[:num_bytes]
-            entry = self._index.find(self._numerics, chain_hash(chain, part), part)
+            entry = self._index.find(self.numerics, chain_hash(chain, part), part)
             if entry is not None:
                 return entry
         return None
@@ -65,15 +67,38 @@ class PrefixCache:
         None if the key belongs to other tokens.
         """
         chain = chain_hash(before[-1].chain if before else ROOT, token_bytes)
-        found = self._index.find(self._numerics, chain, token_bytes)
+        found = self._index.find(self.numerics, chain, token_bytes)
         if found is not None:
             return found
-        entry = Entry(self._numerics, chain, token_bytes, block, len(before))
+        entry = Entry(self.numerics, chain, token_bytes, block, len(before))
         if not self._index.add(entry):
             return None
+        if self.is_recording:
+            self._recorded.append((before[-1].chain if before else ROOT, entry))
         num_tokens = len(token_bytes) // TOKEN_BYTES
         self._count(CacheStatistics(recorded_tokens=num_tokens, recorded_bytes=self._num_bytes(num_tokens)))
         return entry
+
+    def take_recorded(self) -> list[tuple[bytes, Entry]]:
+        """If `is_recording`, what got public since the last call, each with the chain hash before it."""
+        recorded, self._recorded = self._recorded, []
+        return recorded
+
+    def is_keyed(self, block: int) -> bool:
+        return self._index.of_block(block) is not None
+
+    def is_published(self, entry: Entry) -> bool:
+        """Whether its block still holds what it is keyed as."""
+        return self._index.of_block(entry.block) is entry
+
+    def adopt(self, before: bytes, chain: bytes, token_bytes: bytes, depth: int, block: int) -> bool:
+        """Key a block that comes from elsewhere, at rest; False if the one before it is not here, or it is already."""
+        numerics = self.numerics
+        is_rooted = before == ROOT if depth == 0 else self._index.has(numerics, before, depth - 1)
+        if not is_rooted or not self._index.add(Entry(numerics, chain, token_bytes, block, depth)):
+            return False
+        self._index.rest(block)
+        return True
 
     # --- counting ---
 

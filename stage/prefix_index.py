@@ -65,8 +65,13 @@ class PrefixIndex:
             return None
         return entry
 
+    def has(self, numerics: bytes, chain: bytes, depth: int) -> bool:
+        """Whether a block of this key is here, at this place in its chain."""
+        entry = self._entries.get(numerics + chain)
+        return entry is not None and entry.depth == depth
+
     def add(self, entry: Entry) -> bool:
-        """Key a block that is in use; False if other tokens have this very key."""
+        """Key a block; False if the key is taken."""
         assert entry.block not in self._by_block, entry
         if self._entries.setdefault(entry.numerics + entry.chain, entry) is not entry:
             return False

@@ -12,6 +12,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "threads": (1, 1024),
     "kv_tokens": (64, 1 << 26),
     "cache_tokens": (0, 1 << 26),
+    "disk_bytes": (1 << 20, 1 << 50),
     "max_sequences": (1, 4096),
     "chunk_tokens": (1, 8192),
     "chunk_target_s": (0.001, 60),
@@ -28,9 +29,10 @@ class StageSettings:
     """A stage holds layers `[layer_start, layer_end)` of `model`; `layer_end` None means the last.
 
     `kv_tokens` is the capacity of the KV pool, of which the prefix cache keeps at most `cache_tokens` that no request
-    uses (None: all that is free; 0: no cache). `chunk_tokens` bounds a step's prefill chunks; within it, they are cut
-    so that the slowest stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. The
-    conditions simulate a network.
+    uses (None: all that is free; 0: no cache). What the cache keeps is also written to `disk_directory`, if there is
+    one, up to `disk_bytes` in all, and read at the next start. `chunk_tokens` bounds a step's prefill chunks; within
+    it, they are cut so that the slowest stage takes about `chunk_target_s` for them, and beside decodes no longer than
+    for those. The conditions simulate a network.
 
     Raises:
         SettingsError: a value is outside its limits; the message names field, value and limit.
@@ -48,6 +50,8 @@ class StageSettings:
     threads: int = 1
     kv_tokens: int = 32_768
     cache_tokens: int | None = None
+    disk_directory: str | None = None
+    disk_bytes: int = 4 << 30
     max_sequences: int = 64
     chunk_tokens: int = 256
     chunk_target_s: float = 0.25

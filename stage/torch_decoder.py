@@ -85,6 +85,15 @@ class TorchDecoder:
         """See `Operators.copy_block`."""
         self._pool[:, target].copy_(self._pool[:, source])
 
+    def read_block(self, block: int) -> bytes:
+        """See `Operators.read_block`."""
+        return self._pool[:, block].contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+    def write_block(self, block: int, content: bytes) -> None:
+        """See `Operators.write_block`."""
+        values = torch.frombuffer(bytearray(content), dtype=self._pool.dtype)
+        self._pool[:, block].copy_(values.view(self._pool[:, block].shape))
+
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """See `Operators.forward`."""

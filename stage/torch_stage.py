@@ -57,6 +57,12 @@ class TorchOperators:
     def copy_block(self, source: int, target: int) -> None:
         self._decoder.copy_block(source, target)
 
+    def read_block(self, block: int) -> bytes:
+        return self._decoder.read_block(block)
+
+    def write_block(self, block: int, content: bytes) -> None:
+        self._decoder.write_block(block, content)
+
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         return self._decoder.forward(batch, hidden_states)
 

@@ -19,6 +19,8 @@ from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.disk_cache import DiskCache
+from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
@@ -64,9 +66,11 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     try:
         data = _bind(context, settings.bind)
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
-        core = StageCore(info, _parts(settings, loaded))
+        parts = _parts(settings, loaded)
+        core, disk = StageCore(info, parts), _disk(settings, loaded, parts.store)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
-            loop = StageLoop(context, settings, data, core, loaded.backend.operators, heartbeat, loaded.card)
+            operators = loaded.backend.operators
+            loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, disk)
             try:
                 loop.run(on_ready, stop)
             finally:
@@ -158,6 +162,12 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
 def _cache_blocks(settings: StageSettings, operators: Operators) -> int:
     wished = operators.num_blocks if settings.cache_tokens is None else settings.cache_tokens // BLOCK_SIZE
     return min(wished, operators.num_blocks)
+
+
+def _disk(settings: StageSettings, loaded: LoadedStage, store: KvStore) -> DiskCache | None:
+    if settings.disk_directory is None:
+        return None
+    return DiskCache(store, loaded.backend.operators, DiskTier(Path(settings.disk_directory), settings.disk_bytes))
 
 
 def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from stagewire.stage.core import StageCore, StageParts
+from stagewire.stage.disk_cache import DiskCache
+from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
 from stagewire.stage.kv_store import KvStore
@@ -51,6 +53,7 @@ class InProcessPipeline:
         chunk_tokens: int = 256,
         max_sequences: int = 64,
         cache_blocks: int | None = None,
+        weights: int = 0,
     ) -> None:
         self.operators = operators
         self.hop_bytes = 0
@@ -91,9 +94,18 @@ class InProcessPipeline:
             core = StageCore(_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
             cached = num_blocks if cache_blocks is None else cache_blocks
-            message = Assemble(EPOCH, index, len(operators), "tcp://feed", following, num_blocks, cached, f"n{index}")
+            message = Assemble(
+                EPOCH, index, len(operators), "tcp://feed", following, num_blocks, cached, f"w{weights} stage {index}"
+            )
             core.handle_control(message, 0.0)
             self.cores.append(core)
+        self.disks: list[DiskCache] = []
+
+    def attach(self, tiers: Sequence[DiskTier]) -> None:
+        """Give each stage a disk, and load from it, as the loop does before a stage says that it is assembled."""
+        for store, operators, tier in zip(self.stores, self.operators, tiers, strict=True):
+            self.disks.append(DiskCache(store, operators, tier))
+            self.disks[-1].load()
 
     def start(self, *requests: StartRequest) -> None:
         for one in requests:
@@ -126,6 +138,8 @@ class InProcessPipeline:
         self._perform(index, assembly.begin_step(step, 0.0))
         plan = assembly.executor.plan(step)
         output = plan.compute(self.operators[index])
+        for disk in self.disks[index : index + 1]:
+            disk.pump()
         draws = assembly.draw(plan, output)
         self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
         return True

@@ -132,6 +132,22 @@ def test_a_request_that_ends_before_the_place_leaves_nothing() -> None:
         assert head_of(pipeline).scheduler.num_free_blocks == 20
 
 
+def test_a_snapshot_that_is_wished_for_while_the_pool_is_full_makes_room() -> None:
+    """At the cost of those who run: they make way and come back, with the same tokens."""
+    pipeline = pipeline_of(num_blocks=8)
+    pipeline.start(*[request(name, [number] * 20, 40, GREEDY) for number, name in enumerate("ab")])
+    for _ in range(60):
+        for index in range(3):
+            pipeline.turn(index)
+    assert head_of(pipeline).scheduler.num_free_blocks < 2
+    pipeline.start(replace(request("save", PROMPT, 2, GREEDY), snapshot=SnapshotWish("system")))
+    head_of(pipeline).check_invariants()
+    outputs = pipeline.run()
+    assert kept(pipeline) == [("system", 40)]
+    for number, name in enumerate("ab"):
+        assert outputs[name].token_ids == expected_tokens([number] * 20, 40, 6)
+
+
 def test_what_is_pinned_never_keeps_an_accepted_request_from_running() -> None:
     """A snapshot for which there is no room is refused with its request; so is a request that does not fit beside."""
     pipeline = pipeline_of(num_blocks=8)

@@ -37,6 +37,12 @@ class ToyOperators:
     def copy_block(self, source: int, target: int) -> None:
         self._pool[:, target] = self._pool[:, source]
 
+    def read_block(self, block: int) -> bytes:
+        return self._pool[:, block].tobytes()
+
+    def write_block(self, block: int, content: bytes) -> None:
+        self._pool[:, block] = np.frombuffer(content, np.int64).reshape(len(self.layers), BLOCK_SIZE)
+
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         batch.check()
         values = batch.token_ids.astype(np.int64) + 1 if hidden_states is None else hidden_states[:, 0].astype(np.int64)
