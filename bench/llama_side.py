@@ -91,7 +91,7 @@ class LlamaSide:
         except BrokenPipeError:
             line = ""
         if not line:
-            code = process.poll()
+            code = process.wait(_END_S)
             self.close()
             raise LlamaFailedError(f"llama.cpp's process ended in {method} (exit code {code})")
         given = json.loads(line)

@@ -56,7 +56,7 @@ class StagewireSide:
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
         self.cluster = cluster
-        self.runner = asyncio.Runner()
+        self.loop = asyncio.new_event_loop()
         self._client = AsyncClient(cluster.endpoint)
         self._session: AsyncSession = self._client.session()
         vocab_size = min(stage.info.vocab_size for stage in cluster.status().stages)
@@ -68,8 +68,8 @@ class StagewireSide:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.runner.run(self._client.close())
-        self.runner.close()
+        self.loop.run_until_complete(self._client.close())
+        self.loop.close()
 
     def tokens_per_s(self, work: Work) -> float:
         """One run: tokens of the timed phase, all sequences together, per second of the client's time."""
@@ -83,7 +83,7 @@ class StagewireSide:
 
     def generate_together(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:
         """Sends all prompts at once and returns when all have ended."""
-        return self.runner.run(self._generate_together(prompts, max_tokens))
+        return self.loop.run_until_complete(self._generate_together(prompts, max_tokens))
 
     async def _generate_together(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:
         running = [RunningStream(0.0) for _ in prompts]
