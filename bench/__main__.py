@@ -12,7 +12,6 @@ from bench.sections import accuracy, own_figures
 from bench.stagewire_side import StagewireSide
 from bench.turns import Rules
 from bench.works import WORKS
-
 from stagewire.wire.errors import StagewireError
 
 SECTIONS = ("single_stage", "own", "accuracy")
@@ -37,9 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_common_flags(parser)
     parser.add_argument("--split", metavar="RANGES", help="the cut of the two stages, as in 0:17,17:30")
-    parser.add_argument(
-        "--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between"
-    )
+    parser.add_argument("--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between")
     return parser
 
 
@@ -81,7 +78,7 @@ def run(options: argparse.Namespace) -> None:
     if "single_stage" in chosen:
         bench.one_stage()
     if "accuracy" in chosen:
-        accuracy(bench, bench.files, plan.model, served, progress)
+        accuracy(bench, plan.model, served, progress)
     finish(bench.results, bench.measured, options)
 
 

@@ -13,12 +13,11 @@ from bench import measurements, results
 from bench.measurements import Measurements
 from bench.page import PAGE_PATH, page
 from bench.results import Results
-
 from stagewire.model.catalogue import DEFAULT_MODEL
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="a catalogue name or a .gguf file (default: %(default)s)")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name, or a .gguf file (default: %(default)s)")
     parser.add_argument("--precision", metavar="P", help="of Stagewire's stages (default: theirs)")
     parser.add_argument("--runs", type=_positive, metavar="N", help="turns of each side in a round (default: 5)")
     parser.add_argument("--quick", action="store_true", help="fewer runs, none repeated; writes no file")

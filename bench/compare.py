@@ -19,7 +19,6 @@ from bench.stagewire_side import StagewireSide
 from bench.tuning import Tuning
 from bench.turns import OURS, Rules, Turns, take_turns
 from bench.works import SINGLE_STAGE_WORKS, Work, prefill
-
 from stagewire.cluster.local import LocalCluster
 from stagewire.model.catalogue import resolve
 from stagewire.wire.cache import cache_folder

@@ -12,8 +12,8 @@ from pathlib import Path
 import llama_cpp
 
 _CPU = 0
-_ggml = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).parent / "libggml.so"))  # noqa: SLF001
-_base = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).parent / "libggml-base.so"))  # noqa: SLF001
+_ggml = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).parent / "libggml.so"))
+_base = ctypes.CDLL(str(Path(llama_cpp.llama_cpp._lib._name).parent / "libggml-base.so"))
 
 
 class NoRpcError(Exception):
@@ -21,7 +21,7 @@ class NoRpcError(Exception):
 
 
 def _function(library: ctypes.CDLL, name: str, *argument_types: type) -> ctypes._NamedFuncPointer:
-    function = getattr(library, name)
+    function: ctypes._NamedFuncPointer = getattr(library, name)
     function.restype, function.argtypes = ctypes.c_void_p, argument_types
     return function
 

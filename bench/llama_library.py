@@ -13,9 +13,10 @@ from pathlib import Path
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
+
 from bench.ggml_backend import connect_servers, extra_buffer_type
 from bench.llama_setting import Buffers, LlamaSetting
-from numpy.typing import NDArray
 
 _FLASH_ATTENTION_ON = 1
 _LAYER_WEIGHTS = rb"blk\.\d+\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight"
@@ -102,7 +103,8 @@ class LlamaContext:
         batch = self._batch([(0, range(len(token_ids)))], token_ids, all_logits=True)
         self._timed([batch])
         values = llama_cpp.llama_get_logits(self.handle)
-        return np.ctypeslib.as_array(values, shape=(len(token_ids), self._vocab_size)).copy()
+        copied: NDArray[np.float32] = np.ctypeslib.as_array(values, shape=(len(token_ids), self._vocab_size)).copy()
+        return copied
 
     def _forget(self, sequence: int, from_position: int) -> None:
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, from_position, -1)
@@ -158,11 +160,14 @@ def system_info() -> str:
     return str(llama_cpp.llama_print_system_info().decode()).strip(" |")
 
 
-@llama_cpp.llama_log_callback
 def _say_nothing(level: int, text: bytes, data: ctypes.c_void_p) -> None:
     """The library logs hundreds of lines a model."""
 
 
+_log_callback = llama_cpp.llama_log_callback(_say_nothing)  # kept: the library calls it as long as it lives
+
+
 def start() -> None:
-    llama_cpp.llama_log_set(_say_nothing, ctypes.c_void_p(0))
+    """Before anything else, once."""
+    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()

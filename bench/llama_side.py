@@ -12,9 +12,10 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
+from numpy.typing import NDArray
+
 from bench.llama_setting import LlamaSetting
 from bench.works import Work
-from numpy.typing import NDArray
 
 _ROOT = Path(__file__).parent.parent
 _TIMEOUT_S = 300.0

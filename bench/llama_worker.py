@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import numpy as np
+
 from bench import llama_library
 from bench.ggml_backend import NoRpcError
 from bench.llama_library import LlamaContext, LlamaError, LlamaModel

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
+
 from bench.samples import median, percentile
 from bench.stagewire_side import RunningStream, StagewireSide, Stream
 from bench.streams import gaps, overlapping_gaps
 from bench.works import GENERATE_TOKENS, PROMPT_TOKENS
-
 from stagewire.wire.codec import Envelope, encode_ring
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.request import StageTiming
@@ -71,7 +72,10 @@ def measure_token_cost(side: StagewireSide, runs: int) -> TokenCost:
 def cost_figures(cost: TokenCost, num_stages: int) -> list[Figure]:
     parts = (("in all", cost.total_s), ("forward passes", cost.forward_s), ("sampling", cost.sample_s))
     figures = [Figure(f"one greedy token over {num_stages} stages, {name}", 1000 * s, "ms") for name, s in parts]
-    return [*figures, Figure("overhead of that token: all but forward passes and sampling", 1000 * cost.overhead_s, "ms")]
+    return [
+        *figures,
+        Figure("overhead of that token: all but forward passes and sampling", 1000 * cost.overhead_s, "ms"),
+    ]
 
 
 def latency_figures(side: StagewireSide, runs: int) -> list[Figure]:
@@ -148,7 +152,7 @@ def _longest(streams: list[RunningStream]) -> int:
     return max(len(stream.arrivals) for stream in streams)
 
 
-async def _until_each_has(streams: list[RunningStream], jobs: list[asyncio.Future[None]], num_tokens: int) -> None:
+async def _until_each_has(streams: list[RunningStream], jobs: Sequence[asyncio.Future[None]], num_tokens: int) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while any(len(stream.arrivals) < num_tokens for stream in streams):
         for job in jobs:

@@ -14,7 +14,7 @@ PAGE_PATH = Path(__file__).parent.parent / "docs/benchmarks.md"
 _METHOD = """\
 # Benchmarks
 
-Written by `make bench`; do not edit. Every figure here was measured in one run on one machine, ours and theirs in turns.
+Written by `make bench`; do not edit. Every figure was measured on one machine in one run, ours and theirs in turns.
 
 ## Method
 
@@ -92,9 +92,7 @@ def _cells(row: Row, measured: Measured | None) -> list[str]:
 def _accuracy(measured: Measurements) -> str:
     if not measured.accuracy:
         return ""
-    body = [
-        (line.who, f"{line.kl:.2g}", f"{100 * line.top1:.1f}%", str(line.num_tokens)) for line in measured.accuracy
-    ]
+    body = [(line.who, f"{line.kl:.2g}", f"{100 * line.top1:.1f}%", str(line.num_tokens)) for line in measured.accuracy]
     head = ("who", "KL divergence, nats", "same likeliest token", "positions")
     return "## Accuracy, against float32 on a fixed text\n\n" + table(head, body)
 

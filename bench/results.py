@@ -51,12 +51,20 @@ def row_of(work: str, comparison: Comparison, unit: str = TOKENS_PER_S) -> Row:
 
 
 def merged(before: Results | None, after: Results) -> Results:
-    """`after`, and what else was measured before on the same machine with the same versions."""
-    if before is None or (before.machine, before.versions) != (after.machine, after.versions):
+    """`after`, and what else was measured before on the same machine with the same versions.
+
+    A run without llama.cpp does not name its version; what both name must agree.
+    """
+    if before is None or not _is_comparable(before, after):
         return after
     fresh = {(row.work, row.peer) for row in after.rows}
     kept = tuple(row for row in before.rows if (row.work, row.peer) not in fresh)
-    return Results(after.machine, after.versions, kept + after.rows)
+    return Results(after.machine, {**before.versions, **after.versions}, kept + after.rows)
+
+
+def _is_comparable(before: Results, after: Results) -> bool:
+    named_twice = before.versions.keys() & after.versions.keys()
+    return before.machine == after.machine and all(before.versions[n] == after.versions[n] for n in named_twice)
 
 
 def read(path: Path = RESULTS_PATH) -> Results | None:

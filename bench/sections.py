@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
+
 from bench.accuracy import Accuracy, compare, stage_logits, text_token_ids
 from bench.compare import SideBySide
 from bench.llama_setting import Buffers, LlamaSetting
@@ -25,8 +27,6 @@ from bench.results import MILLISECONDS, NATS, SHARE, row
 from bench.samples import median
 from bench.stagewire_side import StagewireSide
 from bench.targets import MIXED_LOAD_LIMIT, OVERHEAD_LIMIT_MS
-from numpy.typing import NDArray
-
 from stagewire.model.catalogue import resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
@@ -51,9 +51,7 @@ def own_figures(bench: SideBySide, side: StagewireSide, model: str, runs: int, p
     ]
     bench.measured.figures += latency_figures(side, runs) + cost_figures(cost, num_stages) + hops
     bench.measured.figures += memory_figures(side)
-    bench.rows.append(
-        row("overhead_per_token", LIMIT, MILLISECONDS, 1000 * cost.overhead_s, OVERHEAD_LIMIT_MS, runs)
-    )
+    bench.rows.append(row("overhead_per_token", LIMIT, MILLISECONDS, 1000 * cost.overhead_s, OVERHEAD_LIMIT_MS, runs))
     progress(f"our own figures: gaps of running sequences while {MIXED_PROMPT_TOKENS} tokens are prefilled")
     loads = [mixed_load(side) for _ in range(runs)]
     calm_ms = 1000 * median([load.calm_p50_s for load in loads])
@@ -67,7 +65,7 @@ def own_figures(bench: SideBySide, side: StagewireSide, model: str, runs: int, p
     bench.rows.append(row(work, LIMIT, MILLISECONDS, loaded_ms, MIXED_LOAD_LIMIT * calm_ms, runs))
 
 
-def accuracy(bench: SideBySide, files: dict[str, str], model: str, served: str, progress: Callable[[str], None]) -> None:
+def accuracy(bench: SideBySide, model: str, served: str, progress: Callable[[str], None]) -> None:
     """KL divergence from float32 and agreement on the likeliest token, of every precision and every peer's file."""
     token_ids = text_token_ids(model, _TEXT_TOKENS)
     progress(f"accuracy over {len(token_ids)} positions: float32")
@@ -82,7 +80,7 @@ def accuracy(bench: SideBySide, files: dict[str, str], model: str, served: str, 
     with LlamaSide(TOTAL_THREADS) as llama:
         for kind in KINDS:
             progress(f"accuracy: {name_of(kind)}")
-            found[name_of(kind)] = compare(reference, _peer_logits(llama, files[kind], token_ids))
+            found[name_of(kind)] = compare(reference, _peer_logits(llama, bench.files[kind], token_ids))
     bench.measured.accuracy = [
         AccuracyLine(f"stagewire {who}" if who in PRECISIONS else who, one.kl, one.top1, len(token_ids))
         for who, one in found.items()

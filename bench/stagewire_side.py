@@ -11,7 +11,6 @@ from types import TracebackType
 from bench.prompts import PromptSource
 from bench.streams import decode_window_s
 from bench.works import Phase, Work
-
 from stagewire.client import AsyncClient, SamplingParams
 from stagewire.client.aio import AsyncSession
 from stagewire.client.result import Result

@@ -13,7 +13,6 @@ from bench.measurements import Measurements
 from bench.own import Figure, TokenCost, measure_token_cost
 from bench.results import MILLISECONDS, Results, Row, row
 from bench.stagewire_side import StagewireSide
-
 from stagewire.cluster.local import LocalCluster
 from stagewire.wire.condition import WireCondition
 from stagewire.wire.errors import StagewireError
@@ -40,18 +39,16 @@ class Point:
         return f"time_per_token_{self.num_stages}x{self.delay_ms:g}ms"
 
     def floor_s(self, cost: TokenCost) -> float:
-        """What no pipeline can beat: a token passes every stage and every link of the ring once.
-
-        A single stage has a link as well: its tail's results go to its own head.
-        """
-        return cost.forward_s + self.num_stages * self.delay_ms / 1000
+        """What no pipeline can beat: a token passes every stage and every link of the ring once."""
+        num_links = self.num_stages if self.num_stages > 1 else 0
+        return cost.forward_s + num_links * self.delay_ms / 1000
 
     @property
     def conditions(self) -> dict[str, WireCondition]:
         if not self.delay_ms:
             return {}
         condition = WireCondition(delay_s=self.delay_ms / 1000)
-        return {"feed": condition} | ({"hop": condition} if self.num_stages > 1 else {})
+        return {"feed": condition, "hop": condition}
 
 
 def point_row(point: Point, cost: TokenCost, runs: int) -> Row:
@@ -83,7 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_common_flags(parser)
     parser.add_argument("--stages", type=_numbers, default=STAGES, metavar="N,...", help="(default: 1,2,3,4)")
-    parser.add_argument("--delays-ms", type=_numbers, default=DELAYS_MS, metavar="MS,...", help="(default: 0,1,5,10,20)")
+    parser.add_argument(
+        "--delays-ms", type=_numbers, default=DELAYS_MS, metavar="MS,...", help="(default: 0,1,5,10,20)"
+    )
     return parser
 
 

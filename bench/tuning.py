@@ -42,17 +42,23 @@ class Tuning:
         """First the layout of weights, then, for prefill, how many tokens go through the layers at a time."""
         layouts = [replace(plain, buffers=buffers) for buffers in BUFFERS]
         if not self._thorough:
-            return next((one for one in layouts if self._rate(one, work)), plain)
+            return self._first(layouts, work)
         layout = self._fastest(layouts, work)
         if work.phase is Phase.DECODE:
             return layout
         return self._fastest([replace(layout, ubatch_tokens=tokens) for tokens in UBATCH_TOKENS], work)
 
+    def _first(self, settings: list[LlamaSetting], work: Work) -> LlamaSetting:
+        works = next((setting for setting in settings if self._rate(setting, work)), None)
+        if works is None:
+            raise _none_works(work)
+        return works
+
     def _fastest(self, settings: list[LlamaSetting], work: Work) -> LlamaSetting:
         rates = {setting: self._rate(setting, work) for setting in settings}
         best = max(settings, key=lambda setting: rates[setting])
         if rates[best] == 0.0:
-            raise LlamaFailedError(f"no setting of llama.cpp works for {work.name}")
+            raise _none_works(work)
         return best
 
     def _rate(self, setting: LlamaSetting, work: Work) -> float:
@@ -64,3 +70,7 @@ class Tuning:
             return 0.0
         self._progress(f"  {setting}: {rate:.0f} tok/s")
         return rate
+
+
+def _none_works(work: Work) -> LlamaFailedError:
+    return LlamaFailedError(f"no setting of llama.cpp works for {work.name}")
