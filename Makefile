@@ -4,14 +4,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+BENCH_READY := $(VENV)/bench-ready
 EXTRAS := text,stage,cli,dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format clean
+.PHONY: help setup demo test test-slow check format bench bench-sweep clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with all that the other targets need (python 3.10 or newer)
 
@@ -32,6 +33,12 @@ check: $(READY) ## lint, format and types, changing nothing
 format: $(READY) ## format, and fix what lint can fix
 	$(BIN)/python -m ruff check --fix --exit-zero .
 	$(BIN)/python -m ruff format .
+
+bench: $(BENCH_READY) ## Stagewire and llama.cpp side by side (ARGS="--quick", "--json", "--only decode_8", "--help")
+	@$(BIN)/python -m bench $(ARGS)
+
+bench-sweep: $(READY) ## time per token over 1 to 4 stages and simulated delays (ARGS="--quick", "--help")
+	@$(BIN)/python -m bench.sweep $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -64,3 +71,16 @@ $(READY): pyproject.toml constraints.txt
 	@echo 'Installing stagewire and what it needs; PyTorch is the large one, a few minutes the first time'
 	@$(BIN)/python -m pip install --editable '.[$(EXTRAS)]' --constraint constraints.txt
 	@printf '%s' '$(CURDIR)' >$@
+
+# llama.cpp is compiled for this machine, with its RPC servers and without its image models. A wheel that was built
+# for another machine, or with other options, will not do, so neither wheels nor pip's cache are taken.
+# The compiler flags are for processors with AMX: gcc before version 14 takes `_tile_loadconfig` to read 8 bytes of
+# the 64, drops the stores into the rest as dead, and the first product crashes.
+LLAMA_OPTIONS := -DGGML_NATIVE=ON -DGGML_RPC=ON -DLLAVA_BUILD=OFF
+LLAMA_CXXFLAGS := $(shell grep -qsw amx_int8 /proc/cpuinfo && echo -fno-tree-dse -fno-dse)
+
+$(BENCH_READY): $(READY)
+	@echo 'Compiling llama.cpp for this machine; about ten minutes, once'
+	@CMAKE_ARGS='$(LLAMA_OPTIONS)' CXXFLAGS='$(LLAMA_CXXFLAGS)' $(BIN)/python -m pip install --editable '.[bench]' \
+	    --constraint constraints.txt --no-binary llama-cpp-python --no-cache-dir
+	@touch $@

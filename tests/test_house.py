@@ -279,7 +279,7 @@ def test_every_file_and_name_of_the_readmes_map_exists() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=dotted)
+@pytest.mark.parametrize("path", [*modules(), *sorted((ROOT / "bench").glob("*.py"))], ids=dotted)
 def test_a_module_says_what_it_is_and_stays_readable(path: Path) -> None:
     """It opens with a docstring; beyond 300 lines a comment `# Over 300 lines: <reason>` says why."""
     text = path.read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""`python -m bench`: Stagewire and llama.cpp side by side, everything once; `--help` shows how to pick."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bench.command_line import add_common_flags, clocked_progress, finish
+from bench.compare import Plan, SideBySide
+from bench.llama_side import LlamaFailedError
+from bench.sections import accuracy, own_figures
+from bench.stagewire_side import StagewireSide
+from bench.turns import Rules
+from bench.works import WORKS
+from stagewire.wire.errors import StagewireError
+
+SECTIONS = ("single_stage", "own", "accuracy")
+NAMES = (*(work.name for work in WORKS), *SECTIONS)
+_QUICK = ("prefill_512", "decode_1", "decode_8", *SECTIONS)
+_EXAMPLES = """\
+examples:
+  python -m bench                                   all of it, about an hour
+  python -m bench --quick                           a rough look in some minutes
+  python -m bench --only decode_8,decode_16         these works, their rows replaced in the files
+  python -m bench --only own --json                 our own figures only
+  python -m bench --split 0:17,17:30                another cut than the default
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_common_flags(parser)
+    parser.add_argument("--split", metavar="RANGES", help="the cut of the two stages, as in 0:17,17:30")
+    parser.add_argument("--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(NAMES)}")
+    return names
+
+
+def plan_of(options: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
+    """What the flags ask for, and the names of all that is to be done."""
+    chosen = options.only or (_QUICK if options.quick else NAMES)
+    runs = options.runs or (2 if options.quick else 5)
+    plan = Plan(
+        model=options.model,
+        works=tuple(work for work in WORKS if work.name in chosen),
+        rules=Rules(runs=runs, max_rounds=1) if options.quick else Rules(runs=runs),
+        tune=not options.quick,
+        patience_s=2.0 if options.quick else 60.0,
+        split=options.split,
+        precision=options.precision,
+    )
+    return plan, chosen
+
+
+def run(options: argparse.Namespace) -> None:
+    plan, chosen = plan_of(options)
+    progress = clocked_progress()
+    bench = SideBySide(plan, progress)
+    bench.prepare()
+    served = ""
+    with bench.cluster(2, 1) as cluster, StagewireSide(cluster, seed=1) as side:
+        served = cluster.status().stages[0].info.precision
+        bench.two_stages(side)
+        if "own" in chosen:
+            own_figures(bench, side, plan.model, plan.rules.runs, progress)
+    if "single_stage" in chosen:
+        bench.one_stage()
+    if "accuracy" in chosen:
+        accuracy(bench, plan.model, served, progress)
+    finish(bench.results, bench.measured, options)
+
+
+def main() -> int:
+    options = build_parser().parse_args()
+    try:
+        run(options)
+    except (StagewireError, LlamaFailedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

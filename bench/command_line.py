@@ -1,0 +1,53 @@
+"""What both commands share: progress on standard error, results on standard output and in their files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+from bench import measurements, results
+from bench.measurements import Measurements
+from bench.page import PAGE_PATH, page
+from bench.results import Results
+from stagewire.model.catalogue import DEFAULT_MODEL
+
+
+def add_common_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name, or a .gguf file (default: %(default)s)")
+    parser.add_argument("--precision", metavar="P", help="of Stagewire's stages (default: theirs)")
+    parser.add_argument("--runs", type=_positive, metavar="N", help="turns of each side in a round (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="fewer runs, none repeated; writes no file")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the page")
+
+
+def clocked_progress() -> Callable[[str], None]:
+    """Lines on standard error, each with the minutes and seconds since the start."""
+    started = time.monotonic()
+
+    def show(line: str) -> None:
+        seconds = int(time.monotonic() - started)
+        print(f"{seconds // 60:3d}:{seconds % 60:02d}  {line}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def finish(found: Results, measured: Measurements, options: argparse.Namespace) -> None:
+    """Prints what was found and, unless it was a quick look, writes it with what was measured earlier."""
+    if not options.quick:
+        found = results.merged(results.read(), found)
+        measured = measurements.merged(measurements.read(), measured)
+        results.write(found)
+        measurements.write(measured)
+        PAGE_PATH.write_text(page(found, measured), encoding="utf-8")
+    print(json.dumps(asdict(found), indent=1) if options.json else page(found, measured))
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
+    return number

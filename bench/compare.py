@@ -1,0 +1,166 @@
+"""One run of the bench: starts both sides, has them take turns at every work, and gathers what came out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.llama_setting import LlamaSetting
+from bench.llama_side import LlamaFailedError, LlamaSide
+from bench.machine import machine_description, versions
+from bench.measurements import Measurements
+from bench.peers import FILE, KINDS, TOTAL_THREADS, Peer, peers_at, peers_of_single_stage
+from bench.quiet import quiet_gate
+from bench.results import Results, Row, row_of
+from bench.rpc_servers import RpcServerError, rpc_servers
+from bench.stagewire_side import StagewireSide
+from bench.tuning import Tuning
+from bench.turns import OURS, Rules, Turns, take_turns
+from bench.works import SINGLE_STAGE_WORKS, Work, prefill
+from stagewire.cluster.local import LocalCluster
+from stagewire.model.catalogue import resolve
+from stagewire.wire.cache import cache_folder
+
+Progress = Callable[[str], None]
+_QUIET_RATIO = 1.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure. `split` and `precision` None are Stagewire's own defaults."""
+
+    model: str
+    works: tuple[Work, ...]
+    rules: Rules
+    tune: bool
+    patience_s: float
+    split: str | None = None
+    precision: str | None = None
+
+
+class SideBySide:
+    """Measures a `Plan`; rows and measurements grow as it goes, so that a run that is stopped keeps what it has."""
+
+    def __init__(self, plan: Plan, progress: Progress) -> None:
+        self.rows: list[Row] = []
+        self.measured = Measurements()
+        self._plan, self._progress = plan, progress
+        self.files: dict[str, str] = {}
+        self._system_info: str | None = None
+        self._quiet = quiet_gate(plan.rules.max_busy_share, plan.patience_s, progress)
+        self._llama = LlamaSide(TOTAL_THREADS)  # for all but the turns themselves
+        self._tuning = Tuning(self._llama.tokens_per_s, progress, thorough=plan.tune)
+
+    @property
+    def results(self) -> Results:
+        return Results(machine_description(), versions(self._system_info), tuple(self.rows))
+
+    def prepare(self) -> None:
+        """Makes the peers' model files, and looks how quiet the machine is.
+
+        Raises:
+            LlamaFailedError: llama.cpp does not run.
+        """
+        source = resolve(self._plan.model, self._progress)
+        with self._llama as llama:
+            self._system_info = llama.system_info()
+            for kind in KINDS:
+                self._progress(f"model file of kind {kind}")
+                path = source if kind == FILE else llama.quantized(source, kind, cache_folder() / "bench")
+                self.files[kind] = str(path)
+            self._check_quiet()
+
+    def cluster(self, stages: int, threads: int) -> LocalCluster:
+        split = self._plan.split if stages > 1 else None
+        return LocalCluster(
+            self._plan.model,
+            stages=stages if split is None else None,
+            split=split,
+            threads=threads,
+            precision=self._plan.precision,
+            progress=self._progress,
+        )
+
+    def two_stages(self, side: StagewireSide) -> None:
+        """All works, against all peers."""
+        self.measured.cluster = _describe(side.cluster)
+        side.tokens_per_s(prefill(256))  # warms up
+        with contextlib.ExitStack() as stack:
+            servers = self._rpc_servers(stack)
+            for work in self._plan.works:
+                self._compare(work.name, work, side, peers_at(work, with_rpc=bool(servers)), servers)
+
+    def one_stage(self) -> None:
+        """A single stage with all threads."""
+        with self.cluster(1, TOTAL_THREADS) as cluster, StagewireSide(cluster, seed=2) as side:
+            side.tokens_per_s(prefill(256))
+            for work in SINGLE_STAGE_WORKS:
+                self._compare(f"{work.name}_single_stage", work, side, peers_of_single_stage(), ())
+
+    def _compare(
+        self, name: str, work: Work, side: StagewireSide, peers: Sequence[Peer], servers: tuple[str, ...]
+    ) -> None:
+        settings = self._settings(work, peers, servers)
+        self._progress(f"{name}: {', '.join([OURS, *settings])}")
+        with contextlib.ExitStack() as stack:
+            # A process for each peer: every one keeps its context from turn to turn.
+            sides = {peer: stack.enter_context(LlamaSide(TOTAL_THREADS)) for peer in settings}
+
+            def measure(who: str) -> float:
+                return side.tokens_per_s(work) if who == OURS else sides[who].tokens_per_s(settings[who], work)
+
+            comparisons = take_turns(
+                Turns(list(settings), self._plan.rules), measure, self._quiet, lambda line: self._progress(f"  {line}")
+            )
+        self.rows += [row_of(name, comparison) for comparison in comparisons]
+        self.measured.add(name, comparisons, {peer: str(setting) for peer, setting in settings.items()})
+
+    def _settings(self, work: Work, peers: Sequence[Peer], servers: tuple[str, ...]) -> dict[str, LlamaSetting]:
+        """Each peer's best; who cannot do the work at all is noted and left out."""
+        found: dict[str, LlamaSetting] = {}
+        with self._llama:
+            for peer in peers:
+                file = self.files[peer.kind]
+                try:
+                    if peer.is_rpc:
+                        found[peer.name] = LlamaSetting(file=file, threads=peer.threads, servers=servers)
+                    else:
+                        self._progress(f"{work.name}: {peer.name} gets its best setting")
+                        found[peer.name] = self._tuning.best(file, peer.threads, work)
+                except LlamaFailedError as error:
+                    self.measured.notes.append(f"{peer.name} was left out of {work.name}: {error}.")
+        return found
+
+    def _rpc_servers(self, stack: contextlib.ExitStack) -> tuple[str, ...]:
+        try:
+            return stack.enter_context(rpc_servers(TOTAL_THREADS, threads=1))
+        except RpcServerError as error:
+            self.measured.notes.append(f"llama.cpp split over RPC servers was left out: {error}.")
+            return ()
+
+    def _check_quiet(self) -> None:
+        """Two threads are nearly twice as fast as one only if nobody else computes."""
+        self._quiet()
+        work = prefill(512)
+        rates = []
+        for threads in (1, TOTAL_THREADS):
+            setting = self._tuning.best(self.files[FILE], threads, work)
+            rates.append(max(self._llama.tokens_per_s(setting, work) for _ in range(3)))
+        ratio = rates[1] / rates[0]
+        verdict = "a quiet machine" if ratio >= _QUIET_RATIO else f"not a quiet machine (below {_QUIET_RATIO})"
+        note = f"Before the run, llama.cpp with two threads prefilled {ratio:.2f} times as fast as with one: {verdict}."
+        self._progress(note)
+        self.measured.notes.append(note)
+
+
+def _describe(cluster: LocalCluster) -> str:
+    """The stages in words, as the broker reports them."""
+    stages = sorted((stage.info for stage in cluster.status().stages), key=lambda info: info.layer_start)
+    parts = [f"{info.layer_start}:{info.layer_end}" for info in stages]
+    name = Path(stages[0].model_name).name
+    return (
+        f"Stagewire: {name}, {len(stages)} stages of layers {', '.join(parts)}, {stages[0].threads} thread each, "
+        f"precision {stages[0].precision}, weights {sum(info.weight_bytes for info in stages) / 1e6:.0f} MB."
+    )

@@ -1,0 +1,120 @@
+"""llama.cpp's side: starts `bench.llama_worker`, asks it, and outlives its crashes; every wait has a bound."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.llama_setting import LlamaSetting
+from bench.works import Work
+
+_ROOT = Path(__file__).parent.parent
+_TIMEOUT_S = 300.0
+_END_S = 5.0
+
+
+class LlamaFailedError(Exception):
+    """llama.cpp could not do what was asked; the next question starts it anew if it crashed."""
+
+
+class LlamaSide:
+    """A process that runs llama.cpp, started at the first question. A context manager."""
+
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> LlamaSide:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def tokens_per_s(self, setting: LlamaSetting, work: Work) -> float:
+        """One run; a setting or work other than the last is loaded and warmed up before.
+
+        Raises:
+            LlamaFailedError: it refused, crashed, or took too long.
+        """
+        seconds = self._ask("measure", setting=asdict(setting), work=asdict(work), max_threads=self._max_threads)
+        assert isinstance(seconds, float)
+        return work.timed_tokens / seconds
+
+    def logits(self, setting: LlamaSetting, token_ids: list[int]) -> NDArray[np.float32]:
+        """float32 [T, V] of every position of a text."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = f"{folder}/logits.npy"
+            self._ask("logits", setting=asdict(setting), token_ids=token_ids, path=path)
+            loaded: NDArray[np.float32] = np.load(path)
+            return loaded
+
+    def quantized(self, source: Path, kind: str, folder: Path) -> Path:
+        """The model file `source` as `kind`, made once and kept in `folder`."""
+        target = folder / f"{source.stem}.{kind}.gguf"
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            self._ask("quantize", source=str(source), target=str(target), kind=kind)
+        return target
+
+    def system_info(self) -> str:
+        return str(self._ask("about"))
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.kill()
+        process.wait(_END_S)
+        process.stdin.close()
+        process.stdout.close()
+
+    def _ask(self, method: str, **arguments: object) -> object:
+        process = self._process or self._start()
+        self._process = process
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
+            process.stdin.flush()
+            line = self._read_line(process)
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            code = process.wait(_END_S)
+            self.close()
+            raise LlamaFailedError(f"llama.cpp's process ended in {method} (exit code {code})")
+        given = json.loads(line)
+        if "error" in given:
+            raise LlamaFailedError(given["error"])
+        value: object = given["value"]
+        return value
+
+    def _read_line(self, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            if not selector.select(_TIMEOUT_S):
+                self.close()
+                raise LlamaFailedError(f"llama.cpp did not answer within {_TIMEOUT_S:g} s; is the machine busy?")
+        return process.stdout.readline()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench.llama_worker"],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )

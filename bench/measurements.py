@@ -1,0 +1,104 @@
+"""`bench/measurements.json`: every sample behind `results.json`, what was discarded, and figures without a peer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bench.own import Figure
+from bench.turns import Comparison
+
+MEASUREMENTS_PATH = Path(__file__).parent / "measurements.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One comparison at one work. `setting` is the peer's, in words."""
+
+    work: str
+    peer: str
+    setting: str
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    spread: float
+    busy_share: float
+    is_steady: bool
+    num_discarded: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyLine:
+    """Against float32, over `num_tokens` positions of our text; `who` is a precision of ours, or a peer."""
+
+    who: str
+    kl: float
+    top1: float
+    num_tokens: int
+
+
+@dataclass
+class Measurements:
+    """What one run of the bench saw. `notes` say what was left out, and why."""
+
+    cluster: str = ""
+    comparisons: list[Measured] = field(default_factory=list)
+    accuracy: list[AccuracyLine] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    sweep: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, work: str, comparisons: Sequence[Comparison], settings: dict[str, str]) -> None:
+        for one in comparisons:
+            self.comparisons.append(
+                Measured(
+                    work=work,
+                    peer=one.peer,
+                    setting=settings.get(one.peer, ""),
+                    ours=one.ours,
+                    theirs=one.theirs,
+                    spread=one.spread,
+                    busy_share=one.busy_share,
+                    is_steady=one.is_steady,
+                    num_discarded=one.num_discarded,
+                )
+            )
+
+
+def read(path: Path = MEASUREMENTS_PATH) -> Measurements | None:
+    """Those of an earlier run; None if there are none."""
+    if not path.exists():
+        return None
+    parsed = json.loads(path.read_text(encoding="utf-8"))
+    return Measurements(
+        cluster=parsed["cluster"],
+        comparisons=[
+            Measured(**(one | {"ours": tuple(one["ours"]), "theirs": tuple(one["theirs"])}))
+            for one in parsed["comparisons"]
+        ],
+        accuracy=[AccuracyLine(**line) for line in parsed["accuracy"]],
+        figures=[Figure(**figure) for figure in parsed["figures"]],
+        sweep=[Figure(**figure) for figure in parsed["sweep"]],
+        notes=parsed["notes"],
+    )
+
+
+def write(measurements: Measurements, path: Path = MEASUREMENTS_PATH) -> None:
+    path.write_text(json.dumps(asdict(measurements), indent=1) + "\n", encoding="utf-8")
+
+
+def merged(before: Measurements | None, after: Measurements) -> Measurements:
+    """`after`, and of `before` what was not measured again: comparisons one by one, the other parts as a whole."""
+    if before is None:
+        return after
+    fresh = {(one.work, one.peer) for one in after.comparisons}
+    kept = [one for one in before.comparisons if (one.work, one.peer) not in fresh]
+    return Measurements(
+        cluster=after.cluster or before.cluster,
+        comparisons=kept + after.comparisons,
+        accuracy=after.accuracy or before.accuracy,
+        figures=after.figures or before.figures,
+        sweep=after.sweep or before.sweep,
+        notes=after.notes or before.notes,
+    )
