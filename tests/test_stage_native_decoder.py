@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import pytest
@@ -48,18 +49,30 @@ def whole(shape: str, kv_dtype: str, hidden: Floats) -> Floats:
 # ---- Instruction sets
 
 
+CHUNKS = (130, 1, 2, 3, 4, 5, 7, 13)
+
+
+def logits_and_pool(variant: str, shape: str, kv_dtype: str) -> tuple[Floats, NDArray[np.generic]]:
+    model, kernel, num_rows = made_up_model(shape), kernel_or_skip(variant), sum(CHUNKS)
+    decoder = model.decoder(kernel, kv_dtype, num_blocks_for(num_rows))
+    logits = logits_of(decoder, model.hidden_states(num_rows), CHUNKS, table_of(num_rows))
+    return logits, decoder.pool.blocks
+
+
+@cache
+def specified(shape: str, kv_dtype: str) -> tuple[Floats, NDArray[np.generic]]:
+    return logits_and_pool("portable", shape, kv_dtype)
+
+
 @pytest.mark.parametrize("variant", FAST_VARIANTS)
 @kv_dtypes
 @shapes
 def test_every_instruction_set_gives_the_bits_of_the_portable_kernels(shape: str, kv_dtype: str, variant: str) -> None:
     """Logits, and all that is in the KV pool afterwards."""
-    model, kernel = made_up_model(shape), kernel_or_skip(variant)
-    hidden, table = model.hidden_states(165), table_of(165)
-    chunks = [130, 1, 2, 3, 4, 5, 7, 13]
-    expected = model.decoder(load_kernel("portable"), kv_dtype, len(table))
-    ours = model.decoder(kernel, kv_dtype, len(table))
-    assert same_bits(logits_of(ours, hidden, chunks, table), logits_of(expected, hidden, chunks, table))
-    assert np.array_equal(ours.pool.blocks.view(np.uint8), expected.pool.blocks.view(np.uint8))
+    logits, pool = logits_and_pool(variant, shape, kv_dtype)
+    expected_logits, expected_pool = specified(shape, kv_dtype)
+    assert same_bits(logits, expected_logits)
+    assert np.array_equal(pool.view(np.uint8), expected_pool.view(np.uint8))
 
 
 # ---- Chunks, batches and threads
@@ -129,7 +142,7 @@ def test_only_rows_that_are_asked_for_have_logits_in_the_order_asked(shape: str)
 def test_layers_of_floats_are_near_plain_float64(kv_dtype: str, bound: float) -> None:
     """To the rounding of float32, over a long sequence; a key on the border of two halves may become the other one."""
     model = made_up_model("groups of 13")
-    hidden = model.hidden_states(NUM_ROWS)
+    hidden = model.hidden_states(300)
     expected = model.reference(hidden, kv_dtype)
     assert np.abs(whole("groups of 13", kv_dtype, hidden) - expected).max() <= bound * expected.std()
 
@@ -143,7 +156,7 @@ def test_layers_of_codes_are_near_plain_float64(shape: str, kv_dtype: str) -> No
     block away; then nothing that comes after is wrong by more than a few of such steps.
     """
     model, errors = made_up_model(shape), []
-    for seed in range(60):
+    for seed in range(40):
         hidden = model.hidden_states(3, seed)
         expected = model.reference(hidden, kv_dtype)
         errors.append(np.abs(whole(shape, kv_dtype, hidden) - expected).max() / expected.std())
@@ -151,13 +164,12 @@ def test_layers_of_codes_are_near_plain_float64(shape: str, kv_dtype: str) -> No
     assert np.max(errors) <= 0.1
 
 
-@kv_dtypes
 @shapes
-def test_long_sequences_stay_near_plain_float64(shape: str, kv_dtype: str) -> None:
+def test_long_sequences_stay_near_plain_float64(shape: str) -> None:
     model = made_up_model(shape)
-    hidden = model.hidden_states(200)
-    expected = model.reference(hidden, kv_dtype)
-    errors = np.abs(whole(shape, kv_dtype, hidden) - expected) / expected.std()
+    hidden = model.hidden_states(120)
+    expected = model.reference(hidden, "f16")
+    errors = np.abs(whole(shape, "f16", hidden) - expected) / expected.std()
     assert errors.max() <= 0.15
     assert errors.mean() <= 0.01
 
