@@ -64,8 +64,7 @@ def write_model(
 ) -> Path:
     """Writes a small model; `changes` replaces, adds, or (None) removes metadata. Matrices are Q8_0."""
     writer = gguf.GGUFWriter(path, architecture)
-    for key, value in (dict(METADATA) | dict(changes or {})).items():
-        _add(writer, key, value)
+    write_metadata(writer, dict(METADATA) | dict(changes or {}))
     for name, tensor in (small_tensors() if tensors is None else tensors).items():
         if tensor.ndim == 2 and tensor.shape[1] % 32 == 0:
             kind = gguf.GGMLQuantizationType.Q8_0
@@ -77,6 +76,11 @@ def write_model(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, Value | None]) -> None:
+    for key, value in metadata.items():
+        _add(writer, key, value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value | None) -> None:

@@ -117,7 +117,10 @@ struct Product {
 class Decoder {
   public:
     Decoder(Model model, int threads) : model_(std::move(model)), threads_(threads), space_(model_, threads) {
-        threads_.each([](int) { static thread_local FloatMode mode; });
+        // For the workers' whole lives; the caller's own mode is put back after every step.
+        threads_.each([](int thread) {
+            if (thread > 0) static thread_local FloatMode mode;
+        });
     }
 
     void forward(const Batch& batch) {
