@@ -61,7 +61,7 @@ def stage_logits(model: str, precision: str, token_ids: list[int]) -> NDArray[np
     settings = StageSettings(
         model=model, control_endpoint=_NOWHERE, precision=precision, kv_tokens=max(64, num_blocks * BLOCK_SIZE)
     )
-    operators = load_stage(settings).operators
+    operators = load_stage(settings).backend.operators
     table = np.arange(num_blocks, dtype=np.int32)
     parts = []
     for start in range(0, num_tokens, _ROWS_AT_ONCE):

@@ -56,7 +56,8 @@ class NativeOperators:
         self._decoder.pool.blocks[target] = self._decoder.pool.blocks[source]
 
     def read_block(self, block: int) -> bytes:
-        return self._decoder.pool.blocks[block].tobytes()
+        content: bytes = self._decoder.pool.blocks[block].tobytes()
+        return content
 
     def write_block(self, block: int, content: bytes) -> None:
         pool = self._decoder.pool.blocks
