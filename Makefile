@@ -62,13 +62,14 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard stage/native/*)
 	@$(FIND_PYTHON); \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$("$$python" --version)"; \
 	    "$$python" -m venv --clear $(VENV); \
 	fi
 	@echo 'Installing stagewire and what it needs; PyTorch is the large one, a few minutes the first time'
+	@echo 'the native kernels are compiled, about a minute'
 	@$(BIN)/python -m pip install --editable '.[$(EXTRAS)]' --constraint constraints.txt
 	@printf '%s' '$(CURDIR)' >$@
 

@@ -240,7 +240,8 @@ class StageLoop:
             elif isinstance(instruction, SendLink):
                 self._send_link(instruction, now)
             elif isinstance(instruction, Dial):
-                log.info("event=dial client=%s link=%d endpoint=%s", *_dial_words(instruction))
+                words = (instruction.client_id, instruction.link, instruction.endpoint)
+                log.info("event=dial client=%s link=%d endpoint=%s", *words)
                 self._pairs.dial(instruction, now)
             elif isinstance(instruction, CloseLink):
                 self._pairs.close(instruction)
@@ -297,7 +298,3 @@ class StageLoop:
             link.flush(now)
         self._control.flush(now)
         self._pairs.flush(now)
-
-
-def _dial_words(dial: Dial) -> tuple[str, int, str]:
-    return dial.client_id, dial.link, dial.endpoint

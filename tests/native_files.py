@@ -62,7 +62,8 @@ def write_native_model(
             writer.add_tensor(name, np.random.default_rng(seed).uniform(0.5, 1.5, shape).astype(np.float32))
             continue
         chosen = next(kinds[end] for end in sorted(kinds, key=len, reverse=True) if name.endswith(end))
-        writer.add_tensor(name, stored_rows(chosen, shape[0], shape[1], seed), raw_dtype=gguf.GGMLQuantizationType[chosen])
+        rows = stored_rows(chosen, shape[0], shape[1], seed)
+        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
