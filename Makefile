@@ -9,7 +9,7 @@ EXTRAS := text,stage,cli,dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format bench bench-sweep clean
+.PHONY: help setup demo test test-slow sanitize check format bench bench-sweep clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ test: $(READY) ## the test suite (ARGS="-k name" to pick tests)
 
 test-slow: $(READY) ## the tests that take longer
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+sanitize: $(READY) ## the native kernels' tests with the sanitizers for memory and undefined behaviour (needs g++)
+	@.ci/sanitize $(BIN)/python $(ARGS)
 
 check: $(READY) ## lint, format and types, changing nothing
 	$(BIN)/python -m ruff check .

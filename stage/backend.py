@@ -81,6 +81,8 @@ def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_
             f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto"
         )
     # It takes a second and 190 MB to import; a native stage does without.
-    from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415
-
+    try:
+        from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415
+    except ImportError as error:
+        raise SettingsError(f"PyTorch is missing ({error}): pip install 'stagewire[stage]'") from error
     return Backend(load_torch_operators(path, config, settings, layer_end, precision), precision, "torch")

@@ -61,9 +61,9 @@ def write_native_model(
         if len(shape) == 1:
             writer.add_tensor(name, np.random.default_rng(seed).uniform(0.5, 1.5, shape).astype(np.float32))
             continue
+        outputs, inputs = shape
         chosen = next(kinds[end] for end in sorted(kinds, key=len, reverse=True) if name.endswith(end))
-        rows = stored_rows(chosen, shape[0], shape[1], seed)
-        writer.add_tensor(name, rows, raw_dtype=gguf.GGMLQuantizationType[chosen])
+        writer.add_tensor(name, stored_rows(chosen, outputs, inputs, seed), raw_dtype=gguf.GGMLQuantizationType[chosen])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -17,7 +17,7 @@ from native_operators import FAST_VARIANTS, Floats, kernel_or_skip, same_bits
 from numpy.typing import NDArray
 
 from stagewire.stage.native_decoder import NativeDecoder
-from stagewire.stage.native_kernel import load_kernel, runnable_variants
+from stagewire.stage.native_kernel import best_kernel
 from stagewire.stage.operators import BLOCK_SIZE, Batch, SequenceRows
 
 NUM_ROWS = 530
@@ -37,7 +37,9 @@ def table_of(num_tokens: int, seed: int = 0, first_block: int = 0) -> NDArray[np
 
 
 def fastest(shape: str, kv_dtype: str, num_blocks: int, threads: int = 1) -> NativeDecoder:
-    return made_up_model(shape).decoder(load_kernel(runnable_variants()[0]), kv_dtype, num_blocks, threads)
+    chosen = best_kernel()
+    assert chosen is not None
+    return made_up_model(shape).decoder(chosen[1], kv_dtype, num_blocks, threads)
 
 
 def whole(shape: str, kv_dtype: str, hidden: Floats) -> Floats:
