@@ -33,7 +33,7 @@ from stagewire.model.gguf import GgufFile
 from stagewire.wire.errors import SettingsError
 
 LIMIT = "limit"
-PRECISIONS = ("int4", "int8", "bf16", "f32")
+PRECISIONS = ("int4", "int8", "bf16")
 REFERENCE = "f32"
 _TEXT_TOKENS = 768
 
