@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 
 if TYPE_CHECKING:
-    from stagewire.wire.caches import Caches, StageCache
+    from stagewire.wire.caches import Caches, DiskCounts, StageCache
 
 EXAMPLES = """\
 examples:
@@ -52,8 +52,15 @@ def _line(stage: StageCache, is_clear: bool) -> str:
         f"{stage.max_cached_blocks * size}, {stage.num_used_blocks * size} are in use; "
         f"{told.hits} hits, {told.misses} misses; "
         f"{told.restored_tokens} tokens restored, {told.recorded_tokens} recorded, "
-        f"{told.evicted_blocks * size} given up"
+        f"{told.evicted_blocks * size} given up{_files(stage.disk)}"
     )
+
+
+def _files(disk: DiskCounts | None) -> str:
+    if disk is None:
+        return ""
+    lost = f", {disk.num_dropped + disk.num_failed} not written, {disk.num_set_aside} damaged"
+    return f"; files: {disk.num_written} written, {disk.num_loaded} read{lost}"
 
 
 def _megabytes(stage: StageCache, num_blocks: int) -> str:

@@ -42,6 +42,14 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         help="simulate a network on the links hop, hop.0 (out of stage 0), feed or return, as in "
         "hop=delay=10ms,bandwidth=100mbit,jitter=1ms; may be given again",
     )  # fmt: skip
+    memory = parser.add_argument_group("memory of each stage")
+    memory.add_argument("--kv-tokens", type=int, metavar="N", help="tokens whose keys and values fit")
+    memory.add_argument(
+        "--cache-tokens", type=int, metavar="N", help="of these, as many may stay in the prefix cache; 0: no cache"
+    )
+    memory.add_argument(
+        "--disk-directory", metavar="DIR", help="also keep the cache in files there, for the next start"
+    )
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
 
 
@@ -52,7 +60,9 @@ def planned_cluster(
     from pathlib import Path
 
     from stagewire.cluster.local import LocalCluster
+    from stagewire.cluster.spec import StageLimits
 
+    disk = options.disk_directory and str(Path(options.disk_directory).expanduser().absolute())
     return LocalCluster(
         options.model,
         stages=options.stages,
@@ -63,6 +73,7 @@ def planned_cluster(
         precision=options.precision,
         conditions=dict(options.wire_condition),
         broker=broker,
+        limits=StageLimits(kv_tokens=options.kv_tokens, cache_tokens=options.cache_tokens, disk_directory=disk),
         log_dir=None if options.log_dir is None else Path(options.log_dir),
         progress=progress,
     )

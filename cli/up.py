@@ -24,6 +24,7 @@ examples:
   stagewire up --stages 3 --threads 2
   stagewire up --split 0:12,12:30 --device cuda:0,cpu
   stagewire up --model ./model.gguf --replicas 2 --frontend-port 7170
+  stagewire up --kv-tokens 65536 --disk-directory ~/.cache/stagewire/kv
   stagewire up --wire-condition hop=delay=10ms,bandwidth=100mbit
 
 A process that ends by itself is started again, three times at most.

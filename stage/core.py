@@ -15,7 +15,7 @@ from stagewire.stage.head import HeadCore, HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.tail import TailCore
-from stagewire.wire.caches import AskCache, CacheReport, StageCache
+from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
 from stagewire.wire.control import (
     Assemble,
@@ -44,6 +44,7 @@ class StageParts:
     is_row_exact: bool
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
+    disk_counts: Callable[[], DiskCounts | None] = lambda: None
 
 
 class StageCore:
@@ -147,6 +148,7 @@ class StageCore:
             block_bytes=store.block_bytes,
             num_cleared=num_cleared,
             statistics=store.statistics,
+            disk=self._parts.disk_counts(),
         )
 
     def _snapshots(self, asked: AskHeadSnapshots) -> tuple[SnapshotInfo, ...]:

@@ -14,6 +14,7 @@ from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import Operators
 from stagewire.stage.prefix_index import Entry
+from stagewire.wire.caches import DiskCounts
 
 log = logging.getLogger("stagewire.stage")
 
@@ -28,11 +29,17 @@ class DiskCache:
     def __init__(self, store: KvStore, operators: Operators, tier: DiskTier) -> None:
         self._store, self._operators, self.tier = store, operators, tier
         self._waiting: deque[tuple[bytes, Entry]] = deque(maxlen=_MAX_WAITING)
+        self._num_loaded = 0
         store.cache.is_recording = True
 
     @property
     def has_work(self) -> bool:
         return bool(self._waiting) and self.tier.has_room
+
+    def counts(self) -> DiskCounts:
+        """What has happened to files since the start."""
+        tier = self.tier
+        return DiskCounts(tier.num_written, tier.num_dropped, tier.num_failed, self._num_loaded, tier.num_set_aside)
 
     def load(self) -> int:
         """Bring back what the files hold for the epoch that has just begun; returns the number of blocks."""
@@ -41,6 +48,7 @@ class DiskCache:
         numerics, known = self._store.cache.numerics, self._store.prefixes()
         blocks = self.tier.load(numerics, known, self._store.num_adoptable, _MAX_LOAD_S)
         num_loaded = sum(self._adopt(block) for block in blocks)
+        self._num_loaded += num_loaded
         if blocks:
             log.info("event=disk_tier_loaded blocks=%d of=%d", num_loaded, len(blocks))
         return num_loaded

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zmq
@@ -67,7 +67,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         data = _bind(context, settings.bind)
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
         parts = _parts(settings, loaded)
-        core, disk = StageCore(info, parts), _disk(settings, loaded, parts.store)
+        disk = _disk(settings, loaded, parts.store)
+        core = StageCore(info, replace(parts, disk_counts=disk.counts) if disk else parts)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
             loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, disk)

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from stagewire.cli import models
-from stagewire.cli.main import COMMANDS, main
+from stagewire.cli.main import COMMANDS, build_parser, main
+from stagewire.cli.plan import planned_cluster
+from stagewire.cluster.spec import StageLimits
 from stagewire.wire.errors import ErrorCode, StagewireError
 
 Capture = pytest.CaptureFixture[str]
@@ -53,6 +56,17 @@ def test_every_command_has_help_with_examples(command: str, capsys: Capture) -> 
     assert end.value.code == 0
     text = capsys.readouterr().out
     assert f"stagewire {command}" in text.partition("examples:")[2]
+
+
+def test_the_memory_flags_of_up_reach_every_stage() -> None:
+    """A directory is absolute: the stages may run elsewhere."""
+    flags = ["--stages", "2", "--kv-tokens", "512", "--cache-tokens", "256", "--disk-directory", "kv"]
+    options = build_parser("up").parse_args(["up", *flags])
+    (pipeline,) = planned_cluster(options, lambda _line: None).spec.pipelines
+    disk = str(Path("kv").absolute())
+    assert [stage.limits for stage in pipeline] == [
+        StageLimits(kv_tokens=512, cache_tokens=256, disk_directory=disk)
+    ] * 2
 
 
 def test_help_names_every_command_and_the_exit_codes(capsys: Capture) -> None:

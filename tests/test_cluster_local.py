@@ -138,7 +138,7 @@ def test_replicas_are_pipelines_of_their_own(tiny_model: str) -> None:
 def test_with_a_disk_a_new_cluster_finds_what_the_last_one_kept(tiny_model: str, tmp_path: Path) -> None:
     """Also after a kill, once the writer was through; the second stage shares the directory with the first."""
     limits, prompt = StageLimits(kv_tokens=512, disk_directory=str(tmp_path / "kv")), [3 + i % 5 for i in range(20)]
-    found = []
+    found, counts = [], []
     for _ in range(2):
         with LocalCluster(tiny_model, stages=2, limits=limits) as cluster, cluster.client() as client:
             session = client.session()
@@ -148,8 +148,11 @@ def test_with_a_disk_a_new_cluster_finds_what_the_last_one_kept(tiny_model: str,
                 found.append((result.usage.cached_tokens, result.token_ids))
             # Two blocks of each stage: a full one, and the prompt's partial one.
             wait_until(lambda: len(list((tmp_path / "kv").glob("*.kv"))) == 4)
+            disks = [stage.disk for stage in client.caches().stages if stage.disk]
+            counts.append([(disk.num_written, disk.num_loaded, disk.num_set_aside) for disk in disks])
             cluster.kill(0)
             cluster.kill(1)
+    assert counts == [[(2, 0, 0)] * 2, [(0, 2, 0)] * 2]
     assert [cached for cached, _ in found] == [0, 19, 19, 19]
     assert len({token_ids for _, token_ids in found}) == 1
 

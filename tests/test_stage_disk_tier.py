@@ -157,7 +157,7 @@ def test_flipped_bytes_in_fifty_files_are_set_aside_and_never_give_a_wrong_token
         data[rng.randrange(len(data))] ^= 0x10
         path.write_bytes(data)
     second = serve(tmp_path)
-    assert sum(disk.tier.num_set_aside for disk in second.disks) == 50
+    assert sum(disk.counts().num_set_aside for disk in second.disks) == 50
     assert sum(ask_all(second)) < sum(len(prompt) - 1 for prompt in PROMPTS)
     stop(second)
     third = serve(tmp_path)

