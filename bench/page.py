@@ -32,7 +32,7 @@ Written by `make bench`; do not edit. Every figure was measured on one machine i
 - Sides take turns, never two at once, round by round. A figure is the median of a round's runs. A round in which
   either side spread more than 10% (largest minus smallest, against the median), or during which others used more
   than 10% of the machine, is discarded and repeated, at most twice; what remains unsteady is marked `~`.
-- `ratio` above 1 always means that Stagewire is better.
+- `ratio` above 1 always means that Stagewire is better; it is bold where the target, or without one 1, is reached.
 """
 
 _REPEAT = """\
@@ -82,7 +82,8 @@ def _rows(rows: Sequence[Row], comparisons: Sequence[Measured]) -> str:
 
 def _cells(row: Row, measured: Measured | None) -> list[str]:
     target = TARGETS.get((row.work, row.peer))
-    ratio = f"**{row.ratio:.2f}**" if target is None or row.ratio >= target else f"{row.ratio:.2f}"
+    is_reached = row.ratio >= (1.0 if target is None else target)
+    ratio = f"**{row.ratio:.2f}**" if is_reached else f"{row.ratio:.2f}"
     spread = "" if measured is None else f"{'' if measured.is_steady else '~ '}{100 * measured.spread:.0f}%"
     wanted = "" if target is None else f"{target:.2f}"
     values = [row.unit, number(row.ours), number(row.theirs), ratio, wanted, str(row.runs), spread]

@@ -84,10 +84,12 @@ def _measured(work: str, ours: float, is_steady: bool = True) -> Measured:
 def test_the_page_marks_what_is_unsteady_and_lists_what_falls_short() -> None:
     short = row("decode_8", "llama.cpp", TOKENS_PER_S, 200, 100, 5)
     fine = row("prefill_512", "llama.cpp", TOKENS_PER_S, 500, 100, 5)
+    slow = row("decode_4", "llama.cpp", TOKENS_PER_S, 50, 100, 5)
     measured = Measurements(comparisons=[_measured("decode_8", 1.0, is_steady=False), _measured("prefill_512", 1.0)])
-    text = page(Results("some cpu", {"numpy": "2"}, (fine, short)), measured)
+    text = page(Results("some cpu", {"numpy": "2"}, (fine, short, slow)), measured)
     assert "| decode_8 | llama.cpp | tok/s | 200 | 100 | 2.00 | 3.20 | 5 | ~ 50% |" in text
     assert "| prefill_512 | llama.cpp | tok/s | 500 | 100 | **5.00** | 4.00 | 5 | 50% |" in text
+    assert "| decode_4 | llama.cpp | tok/s | 50 | 100 | 0.50 |  | 5 |  |" in text
     assert "## What falls short of its target" in text
     assert "1 of 2 comparisons never were steady" in text
     assert shortfalls([fine, short])[0].row == short
