@@ -44,7 +44,7 @@ SHAPES = {
     "groups of 5": Shape((5, 1, 80), 80, 112, ("int8", "F16", "BF16"), rope_dim=40),
     "groups of 13": Shape((13, 1, 16), 48, 48, ("F32",)),
     "groups of 16": Shape((16, 1, 16), 256, 256, ("Q4_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_XS", "Q5_K")),
-    "heads of 128": Shape((12, 2, 128), 32, 64, ("Q4_1",)),
+    "heads of 128": Shape((4, 2, 128), 32, 64, ("Q4_1",)),
 }
 
 

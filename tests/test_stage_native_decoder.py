@@ -42,10 +42,12 @@ def fastest(shape: str, kv_dtype: str, num_blocks: int, threads: int = 1) -> Nat
     return made_up_model(shape).decoder(chosen[1], kv_dtype, num_blocks, threads)
 
 
-def whole(shape: str, kv_dtype: str, hidden: Floats) -> Floats:
-    """Logits of one sequence alone, in a single step."""
-    decoder = fastest(shape, kv_dtype, num_blocks_for(len(hidden)))
-    return logits_of(decoder, hidden, [len(hidden)], np.arange(num_blocks_for(len(hidden)), dtype=np.int32))
+@cache
+def whole(shape: str, kv_dtype: str, num_rows: int, seed: int = 0) -> Floats:
+    """Logits of the model's `hidden_states(num_rows, seed)`, one sequence alone, in a single step."""
+    decoder = fastest(shape, kv_dtype, num_blocks_for(num_rows))
+    table = np.arange(num_blocks_for(num_rows), dtype=np.int32)
+    return logits_of(decoder, made_up_model(shape).hidden_states(num_rows, seed), [num_rows], table)
 
 
 # ---- Instruction sets
@@ -88,7 +90,7 @@ def test_chunks_of_any_size_give_the_same_bits(shape: str, size: int) -> None:
     decoder = fastest(shape, "f16", num_blocks_for(NUM_ROWS))
     logits = logits_of(decoder, hidden, even_chunks(NUM_ROWS, size), table_of(NUM_ROWS))
     assert np.isfinite(logits).all()
-    assert same_bits(logits, whole(shape, "f16", hidden))
+    assert same_bits(logits, whole(shape, "f16", NUM_ROWS))
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 8, 17])
@@ -116,7 +118,7 @@ def test_a_sequence_in_company_has_the_bits_that_it_has_alone(shape: str, kv_dty
         for i, part in zip(chosen, slices, strict=True):
             logits[i].append(out[part.row_start : part.row_start + part.num_rows])
     for i in range(num_sequences):
-        assert same_bits(np.concatenate(logits[i]), whole(shape, kv_dtype, hidden[i])), i
+        assert same_bits(np.concatenate(logits[i]), whole(shape, kv_dtype, lengths[i], seed=i)), i
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -125,7 +127,7 @@ def test_threads_share_outputs_and_change_no_bit(shape: str, threads: int) -> No
     hidden, table = made_up_model(shape).hidden_states(150), table_of(150)
     decoder = fastest(shape, "f16", len(table), threads)
     logits = logits_of(decoder, hidden, [140, 1, 1, 3, 5], table)
-    assert same_bits(logits, whole(shape, "f16", hidden))
+    assert same_bits(logits, whole(shape, "f16", 150))
 
 
 @shapes
@@ -134,7 +136,7 @@ def test_only_rows_that_are_asked_for_have_logits_in_the_order_asked(shape: str)
     decoder = fastest(shape, "f16", len(table))
     wanted = [139, 0, 77, 77, 5]
     logits = decoder.forward(Batch.of([0] * 140, [SequenceRows(0, 140, 0, table)], wanted), hidden.copy())
-    assert same_bits(logits, whole(shape, "f16", hidden)[wanted])
+    assert same_bits(logits, whole(shape, "f16", 140)[wanted])
 
 
 # ---- Against float64
@@ -146,7 +148,7 @@ def test_layers_of_floats_are_near_plain_float64(kv_dtype: str, bound: float) ->
     model = made_up_model("groups of 13")
     hidden = model.hidden_states(300)
     expected = model.reference(hidden, kv_dtype)
-    assert np.abs(whole("groups of 13", kv_dtype, hidden) - expected).max() <= bound * expected.std()
+    assert np.abs(whole("groups of 13", kv_dtype, 300) - expected).max() <= bound * expected.std()
 
 
 @kv_dtypes
@@ -161,7 +163,7 @@ def test_layers_of_codes_are_near_plain_float64(shape: str, kv_dtype: str) -> No
     for seed in range(40):
         hidden = model.hidden_states(3, seed)
         expected = model.reference(hidden, kv_dtype)
-        errors.append(np.abs(whole(shape, kv_dtype, hidden) - expected).max() / expected.std())
+        errors.append(np.abs(whole(shape, kv_dtype, 3, seed) - expected).max() / expected.std())
     assert np.median(errors) <= 1e-5
     assert np.max(errors) <= 0.1
 
@@ -171,7 +173,7 @@ def test_long_sequences_stay_near_plain_float64(shape: str) -> None:
     model = made_up_model(shape)
     hidden = model.hidden_states(120)
     expected = model.reference(hidden, "f16")
-    errors = np.abs(whole(shape, "f16", hidden) - expected) / expected.std()
+    errors = np.abs(whole(shape, "f16", 120) - expected) / expected.std()
     assert errors.max() <= 0.15
     assert errors.mean() <= 0.01
 
@@ -192,7 +194,7 @@ def test_a_broken_sequence_spoils_no_other(shape: str, kv_dtype: str, trouble: f
     decoder = fastest(shape, kv_dtype, 2 * num_blocks_for(40))
     slices = [SequenceRows(0, 40, 0, other), SequenceRows(40, 40, 0, table)]
     logits = decoder.forward(Batch.of([0] * 80, slices, range(80)), np.concatenate([broken, hidden]))
-    expected = whole(shape, kv_dtype, hidden)
+    expected = whole(shape, kv_dtype, 40)
     assert not np.isfinite(logits[20]).all() or trouble == 3e38
     assert same_bits(logits[40:], expected)
     assert same_bits(logits_of(decoder, hidden, [39, 1], other), expected), "in the blocks that it has left"

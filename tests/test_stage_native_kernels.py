@@ -232,9 +232,9 @@ def test_half_a_block_at_the_end_is_filled_up_with_zeros(variant: str) -> None:
 
 
 def sweep() -> Floats:
-    """All signs and exponents, NaNs with them, every 4,099th number; and densely where the functions bend."""
-    bits = np.arange(0, 1 << 32, 4099, dtype=np.uint64).astype(np.uint32)
-    dense = np.linspace(-95, 95, 400_001).astype(np.float32)
+    """All signs and exponents, NaNs with them, every 16,411th number; and densely where the functions bend."""
+    bits = np.arange(0, 1 << 32, 16411, dtype=np.uint64).astype(np.uint32)
+    dense = np.linspace(-95, 95, 100_001).astype(np.float32)
     edges = np.array([-87, 88, -87.00001, 88.00001, 65504, 65519.996, 65520, 2.0**-24, 2.0**-25, 1.5 * 2.0**-24])
     return np.concatenate([bits.view(np.float32), dense, edges.astype(np.float32), -edges.astype(np.float32), SPECIALS])
 
