@@ -100,8 +100,11 @@ def load_native_operators(
     layers = [loader.layer(index) for index in range(settings.layer_start, layer_end)]
     output = loader.output() if layer_end == config.num_layers else None
     embedding = EmbeddingTable(gguf, EMBEDDING) if settings.layer_start == 0 else None
-    pool = KvPool.make(config, len(layers), -(-settings.kv_tokens // BLOCK_SIZE), kv_dtype)
-    decoder = NativeDecoder(kernel, config, layers, output, rotary_table(config), pool, settings.threads)
+    num_blocks = -(-settings.kv_tokens // BLOCK_SIZE)
+    pool = KvPool.make(config, len(layers), num_blocks, kv_dtype)
+    rotary = rotary_table(config)[: num_blocks * BLOCK_SIZE]  # no sequence is longer than the pool
+    decoder = NativeDecoder(kernel, config, layers, output, rotary, pool, settings.threads)
+    del rotary
     gguf.release_all()
     return_freed_memory()
     file_bytes = sum(gguf.tensor(name).num_bytes for name in names)

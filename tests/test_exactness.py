@@ -74,7 +74,9 @@ def test_cuts_give_the_same_tokens_on_pytorch(cut: int) -> None:
     assert answers(whole.pipeline(cut)) == answers(whole.pipeline())
 
 
-@pytest.mark.parametrize("precision", dict.fromkeys([DEFAULT_PRECISION, "bf16", "f32"]))
+@pytest.mark.parametrize(
+    "precision", [*dict.fromkeys([DEFAULT_PRECISION, "bf16"]), pytest.param("f32", marks=pytest.mark.slow)]
+)
 def test_rows_are_exact(precision: str) -> None:
     """Logits of 300 tokens at once, in chunks, one by one, in company, and in shuffled blocks: bit for bit."""
     model = whole_model(precision)
