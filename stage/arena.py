@@ -38,7 +38,8 @@ def large_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.g
 
 def _map(num_bytes: int) -> NDArray[np.uint8]:
     """Fresh pages from the start of a large one on; the array keeps the mapping."""
-    mapping = mmap.mmap(-1, num_bytes + _LARGE_PAGE)
+    # Private: mappings that processes could share get no large pages on most systems.
+    mapping = mmap.mmap(-1, num_bytes + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     buffer = np.frombuffer(mapping, np.uint8)

@@ -12,6 +12,9 @@
 
 namespace {
 
+// How far ahead of its use a panel is asked for: weights come from afar, and a few rows are computed faster than they.
+constexpr int64_t PREFETCH_BYTES = 2048;
+
 struct Output {
     float* to;       // [rows][stride]
     int64_t stride;
@@ -74,6 +77,7 @@ inline void tile(const Matrix& matrix, int64_t panel, const Activations& x, int6
     for (int64_t block = 0; block < num_blocks; block++, record += Form::RECORD_BYTES) {
         I codes[8];
         F scale[Form::GROUPS], minimum[Form::GROUPS];
+        for (int i = 0; row == 0 && i < Form::RECORD_BYTES; i += 64) __builtin_prefetch(record + PREFETCH_BYTES + i);
         unpack<Form>(record, codes);
         unpack_scales<Form>(record, super, scale, minimum);
         if (Form::SUB && block % 8 == 7) super += Form::SUPER_HALVES;
