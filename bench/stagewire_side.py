@@ -73,7 +73,7 @@ class StagewireSide:
     def tokens_per_s(self, work: Work) -> float:
         """One run: tokens of the timed phase, all sequences together, per second of the client's time."""
         # Whoever is prefilled first decodes already while others are prefilled, so everyone generates some more.
-        spare = 0 if work.num_sequences == 1 else work.num_sequences * 4 + 32
+        spare = 0 if work.num_sequences == 1 else work.num_sequences * 8 + 64
         max_tokens = 1 if work.phase is Phase.PREFILL else work.generate_tokens + 1 + spare
         streams = self.generate_together(self._prompts(work), max_tokens)
         if work.phase is Phase.PREFILL:

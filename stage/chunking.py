@@ -17,6 +17,9 @@ _GRANULES = (32, 8)
 """Kernels compute rows in tiles; a chunk that is long enough fills whole ones."""
 _DECODES_ALONE_EVERY = 16
 """Of the steps that hold decodes while there are prompts, one in so many holds no chunk: it tells what decodes cost."""
+_CHUNKS_PER_STAGE = 4
+_FEWEST_PIPELINED_TOKENS = 64
+"""Each chunk reads all weights anew; fewer tokens would not be worth it."""
 _POSITIONS_PER_KEY = 512
 _SMOOTHING = 0.15
 _DECODES = (Phase.DECODE, Phase.TRY_RESTORE_DECODE)
@@ -46,8 +49,8 @@ class ChunkBudget:
     looks at all before it: it costs what others did at about its position.
     """
 
-    def __init__(self, max_tokens: int, target_s: float) -> None:
-        self._max_tokens, self._target_s = max_tokens, target_s
+    def __init__(self, max_tokens: int, target_s: float, num_stages: int = 1) -> None:
+        self._max_tokens, self._target_s, self._num_stages = max_tokens, target_s, num_stages
         self._decode_s, self._token_s = _Table(), _Table()
         self._num_shared = 0
 
@@ -83,8 +86,8 @@ class ChunkBudget:
             self._num_shared += 1
             if self._num_shared % _DECODES_ALONE_EVERY == 0:
                 return []
-        room_s, room_tokens = self.room_s(num_decodes), self._max_tokens
         by_age = sorted(prompts, key=lambda s: s.seq_id)
+        room_s, room_tokens = self.room_s(num_decodes), self._room_tokens(sum(s.num_unscheduled for s in by_age))
         others = sorted(by_age[1:], key=lambda s: (s.num_unscheduled, s.seq_id))
         needed_s = sum(self.seconds(s.num_unscheduled, s.num_scheduled) for s in others)
         shares: list[tuple[Sequence, int]] = []
@@ -99,6 +102,13 @@ class ChunkBudget:
             room_tokens -= num_tokens
             shares.append((sequence, num_tokens))
         return shares
+
+    def _room_tokens(self, num_waiting: int) -> int:
+        """Several stages only work at the same time if what waits is enough for several chunks each."""
+        if self._num_stages == 1:
+            return self._max_tokens
+        even = -(-num_waiting // (_CHUNKS_PER_STAGE * self._num_stages * _GRANULES[0])) * _GRANULES[0]
+        return min(self._max_tokens, max(_FEWEST_PIPELINED_TOKENS, even))
 
     def observe(self, slices: tuple[Slice, ...], timings: Iterable[StageTiming]) -> None:
         """Learn from a finished step."""

@@ -24,7 +24,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
         self._limits, self._lookup = limits, lookup
         self.snapshots = Snapshots(limits.block_size)
-        self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s)
+        self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s, limits.num_stages)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
         self._waiting: list[int] = []

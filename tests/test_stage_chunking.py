@@ -133,3 +133,18 @@ def test_one_of_sixteen_steps_leaves_the_decodes_alone() -> None:
     beside = [bool(shares(budget, [scheduled(1, 6000)], 2)) for _ in range(32)]
     assert beside == ([True] * 15 + [False]) * 2
     assert all(shares(budget, [scheduled(1, 6000)], 0) for _ in range(32)), "nobody decodes: nothing to find out"
+
+
+def test_a_prompt_alone_is_cut_so_that_all_stages_have_a_chunk_to_work_on() -> None:
+    """At least four chunks for each stage, of whole granules, and of 64 tokens at least; one stage needs no such cuts."""
+    budget = ChunkBudget(256, 1000.0, num_stages=2)
+    assert shares(budget, [sequence(1, 2048)], 0) == [(1, 128)], "nothing is known yet"
+    for _ in range(100):
+        budget.observe((chunk(100),), timings(0.05, 0.1))
+    assert shares(budget, [sequence(1, 2048)], 0) == [(1, 256)]
+    assert shares(budget, [sequence(1, 1000)], 0) == [(1, 128)]
+    assert shares(budget, [sequence(1, 300)], 0) == [(1, 64)]
+    assert shares(budget, [sequence(1, 300), sequence(2, 300)], 0) == [(1, 96)]
+    alone = ChunkBudget(256, 1000.0)
+    alone.observe((chunk(100),), timings(0.1))
+    assert shares(alone, [sequence(1, 300)], 0) == [(1, 256)]

@@ -13,7 +13,7 @@
 namespace {
 
 // How far ahead of its use a panel is asked for: weights come from afar, and a few rows are computed faster than they.
-constexpr int64_t PREFETCH_BYTES = 2048;
+constexpr int64_t PREFETCH_BYTES = 6144;
 
 struct Output {
     float* to;       // [rows][stride]

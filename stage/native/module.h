@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* CAPSULE = "stagewire.stage.native";
 
-// Reads the description that stage/native_model.py writes: 64-bit words, in this order.
+// Reads the description that stage/native_decoder.py writes: 64-bit words, in this order.
 class Words {
   public:
     explicit Words(const int64_t* at) : at_(at) {}
