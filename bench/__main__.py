@@ -55,7 +55,7 @@ def plan_of(options: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
     plan = Plan(
         model=options.model,
         works=tuple(work for work in WORKS if work.name in chosen),
-        rules=Rules(runs=runs, max_rounds=1) if options.quick else Rules(runs=runs),
+        rules=Rules(runs=runs, max_rounds=1 if options.quick else options.rounds or Rules().max_rounds),
         tune=not options.quick,
         patience_s=2.0 if options.quick else 60.0,
         split=options.split,

@@ -20,6 +20,9 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name, or a .gguf file (default: %(default)s)")
     parser.add_argument("--precision", metavar="P", help="of Stagewire's stages (default: theirs)")
     parser.add_argument("--runs", type=_positive, metavar="N", help="turns of each side in a round (default: 5)")
+    parser.add_argument(
+        "--rounds", type=_positive, metavar="N", help="how often a round that is not steady is tried (default: 3)"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer runs, none repeated; writes no file")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the page")
 

@@ -104,7 +104,7 @@ def _quants() -> ModuleType:
     if _QUANTS_PACKAGE not in sys.modules:
         spec = importlib.util.find_spec("gguf")
         if spec is None or spec.submodule_search_locations is None:
-            raise ModelError("the package 'gguf' is missing: pip install 'stagewire[stage]'")
+            raise ModelError("the package 'gguf' is missing: pip install 'stagewire[native]'")
         package = ModuleType(_QUANTS_PACKAGE)
         package.__path__ = list(spec.submodule_search_locations)
         sys.modules[_QUANTS_PACKAGE] = package

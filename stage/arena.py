@@ -5,10 +5,13 @@ With ordinary pages a core that streams weights spends a third of its time on lo
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
 from numpy.typing import NDArray
+
+from stagewire.wire.errors import SettingsError
 
 _LARGE_PAGE = 2 << 20
 _CHUNK_BYTES = 32 << 20
@@ -39,9 +42,14 @@ def large_zeros(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.g
 def _map(num_bytes: int) -> NDArray[np.uint8]:
     """Fresh pages from the start of a large one on; the array keeps the mapping."""
     # Private: mappings that processes could share get no large pages on most systems.
-    mapping = mmap.mmap(-1, num_bytes + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping = mmap.mmap(-1, num_bytes + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        wish = f"{num_bytes / 1e6:.0f} MB of memory"
+        raise SettingsError(f"{wish} cannot be had ({error}): hold fewer layers, or lower kv_tokens") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system that knows no large pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     buffer = np.frombuffer(mapping, np.uint8)
     start = -buffer.ctypes.data % _LARGE_PAGE
     return buffer[start : start + num_bytes]

@@ -110,6 +110,10 @@ class ChunkBudget:
         even = -(-num_waiting // (_CHUNKS_PER_STAGE * self._num_stages * _GRANULES[0])) * _GRANULES[0]
         return min(self._max_tokens, max(_FEWEST_PIPELINED_TOKENS, even))
 
+    def moved(self, num_tokens: int, pos_start: int) -> int:
+        """How many tokens from `pos_start` on take as long as `num_tokens` at the beginning; one at least."""
+        return max(1, min(num_tokens, self.tokens(self.seconds(num_tokens, 0), pos_start))) if pos_start else num_tokens
+
     def observe(self, slices: tuple[Slice, ...], timings: Iterable[StageTiming]) -> None:
         """Learn from a finished step."""
         slowest_s = max([timing.compute_s for timing in timings], default=0.0)

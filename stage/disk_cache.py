@@ -7,6 +7,7 @@ assembled.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 
 from stagewire.stage.block_file import StoredBlock
@@ -20,6 +21,7 @@ log = logging.getLogger("stagewire.stage")
 
 _BLOCKS_PER_TURN = 8
 _MAX_LOAD_S = 2.0
+_CLOSE_S = 5.0
 _MAX_WAITING = 65_536
 
 
@@ -43,8 +45,6 @@ class DiskCache:
 
     def load(self) -> int:
         """Bring back what the files hold for the epoch that has just begun; returns the number of blocks."""
-        self._store.cache.take_recorded()
-        self._waiting.clear()
         numerics, known = self._store.cache.numerics, self._store.prefixes()
         blocks = self.tier.load(numerics, known, self._store.num_adoptable, _MAX_LOAD_S)
         num_loaded = sum(self._adopt(block) for block in blocks)
@@ -77,6 +77,7 @@ class DiskCache:
 
     def close(self) -> None:
         """Write what waits, in bounded time."""
-        while self.has_work:
+        until = time.monotonic() + _CLOSE_S
+        while self.has_work and time.monotonic() < until:
             self.pump()
         self.tier.close()

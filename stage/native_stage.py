@@ -106,6 +106,8 @@ def load_native_operators(
     decoder = NativeDecoder(kernel, config, layers, output, rotary, pool, settings.threads)
     del rotary
     gguf.release_all()
+    if embedding is None:
+        gguf.close()
     return_freed_memory()
     file_bytes = sum(gguf.tensor(name).num_bytes for name in names)
     weight_bytes = sum(layer.num_bytes for layer in layers) + (output.num_bytes if output else 0)

@@ -85,8 +85,12 @@ class Scheduler:
 
     def miss(self, miss: Miss) -> None:
         """A stage lacked what a step built on: begin the sequence again with what that stage holds."""
-        sequence = self._running.get(miss.seq_id)
-        if sequence is None or miss.step_id < sequence.first_step:
+        sequence = self._sequences.get(miss.seq_id)
+        if sequence is None:
+            return
+        if sequence.awaited_step == miss.step_id:
+            sequence.awaited_step = None  # of what was missed nothing is drawn, also if it was preempted meanwhile
+        if sequence.state is not SequenceState.RUNNING or miss.step_id < sequence.first_step:
             return
         sequence.awaited_step = None
         self._releases += [miss.seq_id, *self.snapshots.miss(sequence)]
@@ -166,6 +170,7 @@ class Scheduler:
     def _add_chunk(self, draft: Draft, sequence: Sequence, share: int) -> None:
         if not sequence.num_scheduled:
             self._restore(draft, sequence)
+            share = self._chunks.moved(share, sequence.num_scheduled)
         num_tokens = min(share, sequence.num_prefill)
         if sequence.is_schedulable and self._make_room(draft, sequence, num_tokens):
             self._add_slice(draft, sequence, num_tokens)
@@ -255,7 +260,8 @@ class Scheduler:
         """
         num_new = self._new_blocks(sequence, num_tokens)
         while num_new and num_new > self.num_free_blocks:
-            candidates = [s for s in self._running.values() if s is sequence or s.seq_id not in draft.taken]
+            candidates = [s for s in self._running.values() if s.num_scheduled and s.seq_id not in draft.taken]
+            candidates.append(sequence)
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
             if victim is sequence:
                 return False

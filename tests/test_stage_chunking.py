@@ -136,7 +136,7 @@ def test_one_of_sixteen_steps_leaves_the_decodes_alone() -> None:
 
 
 def test_a_prompt_alone_is_cut_so_that_all_stages_have_a_chunk_to_work_on() -> None:
-    """At least four chunks for each stage, of whole granules, and of 64 tokens at least; one stage needs no such cuts."""
+    """At least four chunks for each stage, of whole granules and 64 tokens at least; one stage needs no such cuts."""
     budget = ChunkBudget(256, 1000.0, num_stages=2)
     assert shares(budget, [sequence(1, 2048)], 0) == [(1, 128)], "nothing is known yet"
     for _ in range(100):
@@ -148,3 +148,14 @@ def test_a_prompt_alone_is_cut_so_that_all_stages_have_a_chunk_to_work_on() -> N
     alone = ChunkBudget(256, 1000.0)
     alone.observe((chunk(100),), timings(0.1))
     assert shares(alone, [sequence(1, 300)], 0) == [(1, 256)]
+
+
+def test_a_chunk_that_moves_behind_a_restored_part_shrinks_to_what_it_costs_there() -> None:
+    """Tokens further on look at more before them; what was budgeted in time stays that time."""
+    budget = ChunkBudget(256, 1000.0)
+    for _ in range(200):
+        budget.observe((chunk(100),), timings(0.1))
+        budget.observe((chunk(100, 6000),), timings(0.4))
+    assert budget.moved(128, 0) == 128
+    assert budget.moved(128, 6000) == 32
+    assert budget.moved(1, 6000) == 1

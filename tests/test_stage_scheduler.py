@@ -281,6 +281,22 @@ def test_after_a_miss_no_more_is_asked_for_than_all_stages_hold() -> None:
     assert first.restore_limit == 0
 
 
+def test_one_that_was_preempted_before_its_miss_arrives_runs_again() -> None:
+    """Of a missed slice nothing is drawn, so nothing else would tell it that its step is over."""
+    slow, other = sequence(1, num_prompt=9), sequence(2, num_prompt=9)
+    scheduler = restoring(9, slow, size=limits(num_blocks=6))
+    first = next_step(scheduler)
+    slow.is_paused = True
+    scheduler.add(other)
+    second = next_step(scheduler)
+    assert second.releases == (1,), "a paused one makes way"
+    scheduler.miss(Miss(first.step_id, 1, 0))
+    scheduler.complete(StepResult(first.step_id, (), (), (Restored(1, 0),)))
+    scheduler.complete(sampled(second, finish=FinishReason.LENGTH))
+    slow.is_paused = False
+    assert [piece.seq_id for piece in next_step(scheduler).slices] == [1]
+
+
 def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
     """The lookup is told of them, since they come before restores."""
     asked: list[tuple[int, tuple[int, ...], int]] = []

@@ -169,8 +169,8 @@ struct Rows {
     Activations quantized;
 };
 
-// Panels [from, to) of `matrix` times all rows. There are 12 quantized forms: 4 or 8 bits, groups of 16 or 32,
-// one scale or sub-scales, with minima or without.
+// Panels [from, to) of `matrix` times all rows. There are ten quantized forms, those of
+// `CODE_FORMS` in model/gguf_codes.py.
 inline void linear(const Matrix& matrix, const Rows& x, int64_t from, int64_t to, const Output& out) {
     switch (matrix.kind) {
         case Kind::FLOAT32: return floats<float>(matrix, x.floats, x.stride, x.count, from, to, out);

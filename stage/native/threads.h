@@ -22,13 +22,15 @@ inline void relax() {
 class Threads {
   public:
     explicit Threads(int count) {
-        for (int i = 1; i < count; i++) workers_.emplace_back([this, i] { work(i); });
+        try {
+            for (int i = 1; i < count; i++) workers_.emplace_back([this, i] { work(i); });
+        } catch (...) {
+            stop();
+            throw;
+        }
     }
 
-    ~Threads() {
-        run(nullptr);
-        for (std::thread& worker : workers_) worker.join();
-    }
+    ~Threads() { stop(); }
 
     int count() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -52,6 +54,11 @@ class Threads {
     }
 
   private:
+    void stop() {
+        run(nullptr);
+        for (std::thread& worker : workers_) worker.join();
+    }
+
     void run(const std::function<void(int)>* task) {
         pending_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
         std::lock_guard<std::mutex> lock(mutex_);
