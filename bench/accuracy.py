@@ -16,7 +16,7 @@ from stagewire.stage.operators import BLOCK_SIZE, Batch, SequenceRows
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.worker import load_stage
 
-TEXT_PATH = Path(__file__).parent / "text.txt"
+TEXT_PATH = Path(__file__).resolve().parent / "text.txt"
 _ROWS_AT_ONCE = 128
 _NOWHERE = "tcp://127.0.0.1:1"
 

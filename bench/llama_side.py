@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bench.llama_setting import LlamaSetting
 from bench.works import Work
 
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).resolve().parent.parent
 _TIMEOUT_S = 300.0
 _END_S = 5.0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.own import Figure
 from bench.turns import Comparison
 
-MEASUREMENTS_PATH = Path(__file__).parent / "measurements.json"
+MEASUREMENTS_PATH = Path(__file__).resolve().parent / "measurements.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from bench.measurements import Measured, Measurements
 from bench.results import Results, Row
 from bench.targets import TARGETS, shortfalls
 
-PAGE_PATH = Path(__file__).parent.parent / "docs/benchmarks.md"
+PAGE_PATH = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
 
 _METHOD = """\
 # Benchmarks

@@ -24,7 +24,7 @@ from stagewire.stage.backend import load_backend
 from stagewire.stage.operators import BLOCK_SIZE, Batch, Operators, SequenceRows
 from stagewire.stage.settings import StageSettings
 
-TEXT = Path(__file__).parent / "prose.txt"
+TEXT = Path(__file__).resolve().parent / "prose.txt"
 _SEQUENCE_TOKENS = 512
 _ROWS_AT_ONCE = 128
 _CHOICES = (("stored", "f16"), ("stored", "f32"), ("int8", "f16"), ("int4", "f16"), ("bf16", "auto"), ("f32", "auto"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.samples import median
 from bench.turns import Comparison
 
-RESULTS_PATH = Path(__file__).parent / "results.json"
+RESULTS_PATH = Path(__file__).resolve().parent / "results.json"
 
 TOKENS_PER_S, MILLISECONDS, NATS, SHARE = "tok/s", "ms", "nats", "share"
 _MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}

@@ -11,7 +11,7 @@ from stagewire.wire.ring import Keep, SequenceStart, StartRequest
 
 
 class SequenceState(Enum):
-    """WAITING holds no blocks; RUNNING does once it has a slice; ENDING waits for the tail to have written the ending."""
+    """WAITING holds no blocks; RUNNING does once it has a slice; ENDING: the tail is to write the ending."""
 
     WAITING = "waiting"
     RUNNING = "running"
