@@ -43,7 +43,7 @@ def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer
     if settings.precision in _TORCH_PRECISIONS:
         return _load_torch(path, config, settings, layer_end, settings.precision)
     with GgufFile.open(path) as gguf:
-        reason = _reason_against(gguf, config, settings)
+        reason = _reason_against(gguf, config, settings, layer_end)
     if not reason:
         return _load_native(path, config, settings, layer_end)
     if settings.precision != "auto":
@@ -52,15 +52,16 @@ def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer
     return _load_torch(path, config, settings, layer_end, "bf16")
 
 
-def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings) -> str:
+def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings, layer_end: int) -> str:
     """Why the native kernels cannot be used; empty if they can."""
     if settings.device != "cpu":
         return f"they compute on the CPU only, not on {settings.device}"
     if best_kernel() is None:
         return "they are not built here: install again where there is a C++ compiler"
-    # Of all layers, so that every stage of a model gives the same answer.
-    names = stage_tensors(gguf, config, 0, config.num_layers)
-    if not config.tie_word_embeddings:
+    # `auto` looks at all layers, so that every stage of a model gives the same answer.
+    layers = (0, config.num_layers) if settings.precision == "auto" else (settings.layer_start, layer_end)
+    names = stage_tensors(gguf, config, *layers)
+    if layers[1] < config.num_layers or not config.tie_word_embeddings:
         names = tuple(name for name in names if name != EMBEDDING)  # only looked up
     has_codes = any(gguf.tensor_type(name).name in CODE_FORMS for name in gguf.tensors)
     if settings.precision == "auto" and not has_codes:

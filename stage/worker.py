@@ -92,7 +92,8 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         layer_end = config.num_layers if settings.layer_end is None else settings.layer_end
         check_layer_range(config, settings.layer_start, layer_end)
         name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
-        card = build_card(gguf, name) if settings.layer_start == 0 else None
+        # Only its bytes are kept, and the rest is gone before memory is given back.
+        card_parts = _card_parts(build_card(gguf, name) if settings.layer_start == 0 else None)
         digest = model_digest(gguf)
         tensors_digest = stage_digest(gguf, stage_tensors(gguf, config, settings.layer_start, layer_end))
     backend = load_backend(path, config, settings, layer_end)
@@ -110,7 +111,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
     )
     if not operators.is_row_exact:
         log.warning("event=not_row_exact detail='tokens may depend on what else is in a batch on this machine'")
-    return LoadedStage(config, name, digest, tensors_digest, layer_end, backend, *_card_parts(card))
+    return LoadedStage(config, name, digest, tensors_digest, layer_end, backend, *card_parts)
 
 
 def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:

@@ -139,6 +139,7 @@ def test_a_type_that_the_kernels_lack_is_refused_by_name_or_rounded(tmp_path: Pa
     assert load(path).kernel == "torch"
     assert load(path, precision="int8").kernel == runnable_variants()[0]
     assert load(path, (0, 1), precision="stored").kernel == runnable_variants()[0], "another stage's tensor"
+    assert load(path, (0, 1)).kernel == "torch", "all stages of a model choose alike"
 
 
 @built
