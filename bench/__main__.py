@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.command_line import add_common_flags, clocked_progress, finish
+from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, positive
 from bench.compare import Plan, SideBySide
-from bench.llama_side import LlamaFailedError
 from bench.sections import accuracy, own_figures
 from bench.stagewire_side import StagewireSide
 from bench.turns import Rules
 from bench.works import WORKS
-from stagewire.wire.errors import StagewireError
 
 SECTIONS = ("single_stage", "own", "accuracy")
 NAMES = (*(work.name for work in WORKS), *SECTIONS)
@@ -35,6 +33,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_common_flags(parser)
+    parser.add_argument(
+        "--rounds", type=positive, metavar="N", help="how often a round that is not steady is tried (default: 3)"
+    )
     parser.add_argument("--split", metavar="RANGES", help="the cut of the two stages, as in 0:17,17:30")
     parser.add_argument("--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between")
     return parser
@@ -83,16 +84,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    options = build_parser().parse_args()
-    try:
-        run(options)
-    except (StagewireError, LlamaFailedError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(run, build_parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.model.card import build_card
 from stagewire.model.catalogue import resolve
 from stagewire.model.gguf import GgufFile
-from stagewire.stage.operators import BLOCK_SIZE, Batch, SequenceRows
+from stagewire.stage.operators import BLOCK_SIZE, Batch, Operators, SequenceRows
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.worker import load_stage
 
-TEXT_PATH = Path(__file__).resolve().parent / "text.txt"
+TEXT_PATH = Path(__file__).resolve().parent / "prose.txt"
 _ROWS_AT_ONCE = 128
+_FEWEST_KV_TOKENS = 64
 _NOWHERE = "tcp://127.0.0.1:1"
 
 
@@ -50,21 +51,24 @@ def text_token_ids(model: str, num_tokens: int) -> list[int]:
     return tokenizer.encode(TEXT_PATH.read_text(encoding="utf-8"))[:num_tokens]
 
 
-def stage_logits(model: str, precision: str, token_ids: list[int]) -> NDArray[np.float32]:
-    """float32 [T, V] from one stage that holds all layers, in this process.
+def load(model: str, precision: str, num_tokens: int, kv_precision: str = "auto") -> Operators:
+    """All layers in one stage, in this process, with room for a sequence of `num_tokens`.
 
     Raises:
         SettingsError: this installation has no such precision.
     """
-    num_tokens = len(token_ids)
-    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    kv_tokens = max(_FEWEST_KV_TOKENS, num_tokens)
     settings = StageSettings(
-        model=model, control_endpoint=_NOWHERE, precision=precision, kv_tokens=max(64, num_blocks * BLOCK_SIZE)
+        model=model, control_endpoint=_NOWHERE, precision=precision, kv_precision=kv_precision, kv_tokens=kv_tokens
     )
-    operators = load_stage(settings).backend.operators
-    table = np.arange(num_blocks, dtype=np.int32)
+    return load_stage(settings).backend.operators
+
+
+def logits_of(operators: Operators, token_ids: list[int]) -> NDArray[np.float32]:
+    """Of all positions of one sequence: float32 [T, V]."""
+    table = np.arange(-(-len(token_ids) // BLOCK_SIZE), dtype=np.int32)
     parts = []
-    for start in range(0, num_tokens, _ROWS_AT_ONCE):
+    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
         part = token_ids[start : start + _ROWS_AT_ONCE]
         rows = SequenceRows(0, len(part), start, table)
         parts.append(operators.forward(Batch.of(part, [rows], range(len(part))), None))

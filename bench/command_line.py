@@ -10,19 +10,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from bench import measurements, results
+from bench.llama_side import LlamaFailedError
 from bench.measurements import Measurements
 from bench.page import PAGE_PATH, page
 from bench.results import Results
 from stagewire.model.catalogue import DEFAULT_MODEL
+from stagewire.wire.errors import StagewireError
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name, or a .gguf file (default: %(default)s)")
     parser.add_argument("--precision", metavar="P", help="of Stagewire's stages (default: theirs)")
-    parser.add_argument("--runs", type=_positive, metavar="N", help="turns of each side in a round (default: 5)")
-    parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="how often a round that is not steady is tried (default: 3)"
-    )
+    parser.add_argument("--runs", type=positive, metavar="N", help="turns of each side in a round (default: 5)")
     parser.add_argument("--quick", action="store_true", help="fewer runs, none repeated; writes no file")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the page")
 
@@ -49,7 +48,20 @@ def finish(found: Results, measured: Measurements, options: argparse.Namespace) 
     print(json.dumps(asdict(found), indent=1) if options.json else page(found, measured))
 
 
-def _positive(text: str) -> int:
+def exit_code(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Runs a command; what it cannot do is said in a line."""
+    try:
+        run(options)
+    except (StagewireError, LlamaFailedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a positive number")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.accuracy import Accuracy, compare, stage_logits, text_token_ids
+from bench.accuracy import Accuracy, compare, load, logits_of, text_token_ids
 from bench.compare import SideBySide
 from bench.llama_setting import Buffers, LlamaSetting
 from bench.llama_side import LlamaFailedError, LlamaSide
@@ -33,7 +33,7 @@ from stagewire.model.gguf import GgufFile
 from stagewire.wire.errors import SettingsError
 
 LIMIT = "limit"
-PRECISIONS = ("int4", "int8", "bf16")
+PRECISIONS = ("stored", "int8", "int4", "bf16")
 REFERENCE = "f32"
 _TEXT_TOKENS = 768
 
@@ -69,12 +69,12 @@ def accuracy(bench: SideBySide, model: str, served: str, progress: Callable[[str
     """KL divergence from float32 and agreement on the likeliest token, of every precision and every peer's file."""
     token_ids = text_token_ids(model, _TEXT_TOKENS)
     progress(f"accuracy over {len(token_ids)} positions: float32")
-    reference = stage_logits(model, REFERENCE, token_ids)
+    reference = logits_of(load(model, REFERENCE, len(token_ids)), token_ids)
     found: dict[str, Accuracy] = {}
     for precision in PRECISIONS:
         try:
             progress(f"accuracy: {precision}")
-            found[precision] = compare(reference, stage_logits(model, precision, token_ids))
+            found[precision] = compare(reference, logits_of(load(model, precision, len(token_ids)), token_ids))
         except SettingsError as error:
             progress(f"accuracy: {precision} is left out: {error.detail}")
     with LlamaSide(TOTAL_THREADS) as llama:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bench.command_line import add_common_flags, clocked_progress, finish
+from bench.command_line import add_common_flags, clocked_progress, exit_code, finish
 from bench.machine import machine_description, versions
 from bench.measurements import Measurements
 from bench.own import Figure, TokenCost, measure_token_cost
@@ -15,7 +15,6 @@ from bench.results import MILLISECONDS, Results, Row, row
 from bench.stagewire_side import StagewireSide
 from stagewire.cluster.local import LocalCluster
 from stagewire.wire.condition import WireCondition
-from stagewire.wire.errors import StagewireError
 
 FLOOR = "floor"
 STAGES = (1, 2, 3, 4)
@@ -105,16 +104,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    options = build_parser().parse_args()
-    try:
-        run(options)
-    except StagewireError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return exit_code(run, build_parser().parse_args())
 
 
 if __name__ == "__main__":

@@ -79,6 +79,15 @@ def _stage_shapes(config: ModelConfig, layer_start: int, layer_end: int) -> dict
     return shapes
 
 
+def stage_bytes(gguf: GgufFile, config: ModelConfig, layer_start: int, layer_end: int) -> int:
+    """Returns the bytes of those tensors in the file.
+
+    Raises:
+        SettingsError, ModelError: as `stage_tensors`.
+    """
+    return sum(gguf.tensor(name).num_bytes for name in stage_tensors(gguf, config, layer_start, layer_end))
+
+
 def _refuse_unknown_tensors(gguf: GgufFile, config: ModelConfig) -> None:
     # The whole file, not the stage's part: so all stages of a model give the same answer.
     known = {EMBEDDING, OUTPUT_NORM, OUTPUT}

@@ -148,8 +148,10 @@ class Assembly:
         # The head first: every sequence waits for its next step, and a client's token only for this one send.
         return [*out, *self.tell_head(result, now), *self._perform_links(links, now)]
 
-    def fail_step(self, step: Step, detail: str, now: float) -> list[Instruction]:
-        """The forward pass raised: the epoch ends, and its requests with it."""
+    def fail_step(self, step: Step | None, detail: str, now: float) -> list[Instruction]:
+        """A step raised, or (None) making the next one: the epoch ends, and its requests with it."""
+        if step is None:
+            return self.fail(ErrorCode.INTERNAL, f"the next step: {detail}", now)
         is_prefill = any(piece.phase is Phase.PREFILL for piece in step.slices)
         code = ErrorCode.PREFILL_FAILED if is_prefill else ErrorCode.DECODE_FAILED
         return self.fail(code, f"step {step.step_id}: {detail}", now)

@@ -42,10 +42,15 @@ def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer
     """
     if settings.precision in _TORCH_PRECISIONS:
         return _load_torch(path, config, settings, layer_end, settings.precision)
+    chosen = best_kernel()
     with GgufFile.open(path) as gguf:
         reason = _reason_against(gguf, config, settings, layer_end)
-    if not reason:
-        return _load_native(path, config, settings, layer_end)
+    if chosen is None and not reason:
+        reason = "they are not built here: install again where there is a C++ compiler"
+    if chosen and not reason:
+        name, kernel = chosen
+        precision = "stored" if settings.precision == "auto" else settings.precision
+        return Backend(load_native_operators(kernel, path, config, settings, layer_end, precision), precision, name)
     if settings.precision != "auto":
         raise SettingsError(f"precision={settings.precision!r} needs the native kernels, but {reason}")
     log.warning("event=no_native_kernels detail=%r precision=bf16", reason)
@@ -53,11 +58,9 @@ def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer
 
 
 def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings, layer_end: int) -> str:
-    """Why the native kernels cannot be used; empty if they can."""
+    """Why the native kernels cannot compute this; empty if they can."""
     if settings.device != "cpu":
         return f"they compute on the CPU only, not on {settings.device}"
-    if best_kernel() is None:
-        return "they are not built here: install again where there is a C++ compiler"
     # `auto` looks at all layers, so that every stage of a model gives the same answer.
     layers = (0, config.num_layers) if settings.precision == "auto" else (settings.layer_start, layer_end)
     names = stage_tensors(gguf, config, *layers)
@@ -67,14 +70,6 @@ def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings
     if settings.precision == "auto" and not has_codes:
         return "this file holds floats, which PyTorch multiplies faster"
     return unsupported_reason(gguf, config, names, settings.precision)
-
-
-def _load_native(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> Backend:
-    chosen = best_kernel()
-    assert chosen is not None
-    name, kernel = chosen
-    precision = "stored" if settings.precision == "auto" else settings.precision
-    return Backend(load_native_operators(kernel, path, config, settings, layer_end, precision), precision, name)
 
 
 def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str) -> Backend:

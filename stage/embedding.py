@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from stagewire.model.gguf import GgufFile
 from stagewire.model.gguf_types import dequantize_bytes
+from stagewire.stage.operators import Batch
 
 
 class EmbeddingTable:
@@ -21,13 +22,19 @@ class EmbeddingTable:
         self._type = gguf.tensor_type(name)
         self._rows = np.frombuffer(gguf.raw(name), np.uint8).reshape(vocab_size, -1)  # no copy
 
-    def rows_into(self, token_ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """Writes the embedding of each token id to the row of `out` [T, D] with the same index."""
-        stored = self._rows[token_ids]
-        out[:] = dequantize_bytes(stored.reshape(-1), self._type.name).reshape(out.shape)
-
     def rows(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         """The embeddings of these tokens as a new array: float32 [T, D]."""
         stored = self._rows[token_ids]
         decoded = dequantize_bytes(stored.reshape(-1), self._type.name).reshape(len(token_ids), -1)
         return np.array(decoded, np.float32)
+
+
+def input_rows(
+    embedding: EmbeddingTable | None, batch: Batch, hidden_states: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """What a stage's first layer takes, as a new array: float32 [T, D], looked up or copied from what came."""
+    if embedding is not None:
+        assert hidden_states is None, "a first stage starts from token ids"
+        return embedding.rows(batch.token_ids)
+    assert hidden_states is not None, "only a first stage starts from token ids"
+    return np.array(hidden_states, np.float32, order="C")

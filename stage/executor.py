@@ -15,7 +15,7 @@ from stagewire.stage.kv_blocks import Behind, Copy, OutOfBlocks
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import Batch, Operators, SequenceRows
 from stagewire.wire.errors import ErrorCode, StagewireError
-from stagewire.wire.request import CacheStatistics, StageTiming
+from stagewire.wire.request import NO_STATISTICS, StageTiming
 from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import Tensor
 
@@ -88,11 +88,9 @@ class StepExecutor:
             for new, (old, _) in zip(slices, pieces, strict=True)
             if new.missed and not old.missed
         ]
-        cache = step.cache.plus(self._statistics())
         batch = self._batch(slices, [ids for _, ids in pieces])
-        hidden_states = self._input(step, slices)
-        planned = replace(step, slices=tuple(slices), cache=cache)
-        return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies))
+        planned = self._planned(step, tuple(slices))
+        return Plan(planned, batch, self._input(step, slices, bool(misses)), tuple(misses), tuple(copies))
 
     def _begin(self, step_id: int, releases: Sequence[int]) -> None:
         self._store.begin_step(step_id)
@@ -107,9 +105,13 @@ class StepExecutor:
             yield piece, token_ids[offset : offset + piece.num_tokens]
             offset += piece.num_tokens
 
-    def _statistics(self) -> CacheStatistics:
+    def _planned(self, step: Step, slices: tuple[Slice, ...]) -> Step:
+        """The step with what became of its slices, and of the cache; most steps change neither."""
         recent, bit = self._store.take_statistics(), 1 << self._stage_index
-        return replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
+        if slices == step.slices and recent == NO_STATISTICS:
+            return step
+        seen = replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
+        return replace(step, slices=slices, cache=step.cache.plus(seen))
 
     # --- restoring ---
 
@@ -190,14 +192,15 @@ class StepExecutor:
                 detail += " and behind it the token to continue from"
             raise StepFailed(detail, ErrorCode.RESTORE_INCOMPLETE)
 
-    def _input(self, step: Step, slices: Sequence[Slice]) -> npt.NDArray[np.float32] | None:
+    def _input(self, step: Step, slices: Sequence[Slice], has_misses: bool) -> npt.NDArray[np.float32] | None:
         """The rows that an earlier stage sent, less those that this one misses."""
         if self._is_first or step.hidden_states is None:
             return None
-        taken = [np.full(old.num_rows, not new.missed) for old, new in zip(step.slices, slices, strict=True)]
-        mask = np.concatenate(taken)
         hidden_states = step.hidden_states.to_numpy().astype(np.float32, copy=False)
-        return hidden_states if mask.all() else np.ascontiguousarray(hidden_states[mask])
+        if not has_misses:
+            return hidden_states
+        taken = [np.full(old.num_rows, not new.missed) for old, new in zip(step.slices, slices, strict=True)]
+        return np.ascontiguousarray(hidden_states[np.concatenate(taken)])
 
     @staticmethod
     def forward(plan: Plan, hidden_states: npt.NDArray[np.float32] | None, timing: StageTiming) -> Step:

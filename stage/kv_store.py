@@ -85,8 +85,8 @@ class KvStore:
         return self._index.num_resting
 
     def prefixes(self) -> set[bytes]:
-        """What is published, in the same words on every stage."""
-        return self._index.chains()
+        """What this epoch can restore, in the same words on every stage."""
+        return self._index.chains(self.cache.numerics)
 
     def length(self, seq_id: int) -> int:
         """Tokens that the sequence holds, 0 if it is unknown."""

@@ -17,6 +17,7 @@ import zmq
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore
 from stagewire.stage.disk_cache import DiskCache
+from stagewire.stage.drain import drain
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.instructions import (
     CloseRing,
@@ -46,7 +47,6 @@ log = logging.getLogger("stagewire.stage")
 _TICK_S = 0.05
 _FULL_SOCKET_S = 0.001
 _REGISTER_AGAIN_S = 1.0
-_MAX_RECEIVES = 256
 _OUTBOX_LIMIT = 4096
 HIGH_WATER_MARK = 1000
 Socket = zmq.Socket[bytes]
@@ -124,10 +124,8 @@ class StageLoop:
         if now >= self._tick_at:
             self._tick(now)
         assembly = self._core.assembly
-        step = assembly.next_step(now) if assembly else None
-        self._is_busy = step is not None or (self._disk is not None and self._disk.has_work)
-        if assembly and step:
-            self._compute(assembly, step)
+        has_computed = assembly is not None and self._advance(assembly, now)
+        self._is_busy = has_computed or (self._disk is not None and self._disk.has_work)
         if self._disk:
             self._disk.pump()
         self._flush(time.monotonic())
@@ -148,29 +146,15 @@ class StageLoop:
 
     def _receive(self, ready: dict[Socket, int]) -> None:
         if self._data in ready:
-            self._drain(self._data, self._take_ring)
+            drain(self._data, self._take_ring)
         if self._control.socket in ready:
-            self._drain(self._control.socket, self._take_control)
+            drain(self._control.socket, self._take_control)
         for event in self._pairs.receive(ready):
             now = time.monotonic()
             if isinstance(event, LinkGone):
                 self._perform(self._core.lose_link(*event.key, now), now)
             else:
                 self._take_link(event, now)
-
-    @staticmethod
-    def _drain(socket: Socket, take: Callable[[Frames, float], None]) -> None:
-        """Take all that waits at a socket, of which poll has said that it is ready."""
-        for _ in range(_MAX_RECEIVES):
-            try:
-                # Copied: a frame that is not costs more by itself than copying most messages does.
-                frames = socket.recv_multipart(flags=zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            take(frames, time.monotonic())
-            # An exception would say it as well, at the price of a message.
-            if not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                return
 
     def _take_ring(self, frames: Frames, now: float) -> None:
         try:
@@ -206,6 +190,19 @@ class StageLoop:
 
     # --- the forward step ---
 
+    def _advance(self, assembly: Assembly, now: float) -> bool:
+        """Compute the next step; False if there is none."""
+        step = None
+        try:
+            step = assembly.next_step(now)
+            if step:
+                self._compute(assembly, step)
+        except Exception as error:
+            # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
+            log.exception("event=step_failed step=%s", step.step_id if step else "-")
+            self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
+        return step is not None
+
     def _compute(self, assembly: Assembly, step: Step) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
         begun = time.monotonic()
@@ -221,11 +218,6 @@ class StageLoop:
             timing = StageTiming(assembly.stage_index, 1, computed - started, drawn - computed, self._codec_s)
             self._codec_s = 0.0
             self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
-        except Exception as error:
-            # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
-            log.exception("event=step_failed step=%d", step.step_id)
-            now = time.monotonic()
-            self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
         finally:
             self._heartbeat.progress.end()
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagewire.stage.arena import large_zeros
+from stagewire.stage.embedding import EmbeddingTable, input_rows
 from stagewire.stage.native_matrix import NativeMatrix
 from stagewire.stage.native_weights import NativeLayer, NativeOutput
 from stagewire.stage.operators import BLOCK_SIZE, Batch
@@ -38,6 +39,16 @@ class KvPool:
     def block_bytes(self) -> int:
         return self.blocks.nbytes // len(self.blocks)
 
+    def copy(self, source: int, target: int) -> None:
+        self.blocks[target] = self.blocks[source]
+
+    def read(self, block: int) -> bytes:
+        content: bytes = self.blocks[block].tobytes()
+        return content
+
+    def write(self, block: int, content: bytes) -> None:
+        self.blocks[block] = np.frombuffer(content, self.blocks.dtype).reshape(self.blocks.shape[1:])
+
     @property
     def is_float32(self) -> bool:
         return self.blocks.dtype == np.float32
@@ -55,11 +66,13 @@ class NativeDecoder:
         rotary: NDArray[np.float32],
         pool: KvPool,
         threads: int,
+        embedding: EmbeddingTable | None = None,
     ) -> None:
-        self._kernel, self._config = kernel, config
-        self._num_blocks, self._has_output = len(pool.blocks), output is not None
+        self._kernel, self._config, self._embedding = kernel, config, embedding
+        self._has_output = output is not None
         self._cosine, self._sine = (np.ascontiguousarray(rotary[:, :, part]) for part in (0, 1))
         self.pool = pool
+        self.copy_block, self.read_block, self.write_block = pool.copy, pool.read, pool.write
         self._kept = (tuple(layers), output)  # the kernel knows addresses only
         words = self._describe(layers, output)  # alive while its address is read
         self._handle = kernel.create(words.ctypes.data, threads)
@@ -87,10 +100,23 @@ class NativeDecoder:
         words += [output.norm.ctypes.data, *output.projection.words] if output else [0, *_NO_MATRIX]
         return np.array(words, np.int64)
 
-    def forward(self, batch: Batch, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Runs the layers over `hidden` [T, D], which it changes; returns it, or from a last stage logits [R, V]."""
-        assert hidden.shape == (batch.num_rows, self._config.hidden_size), hidden.shape
-        assert hidden.dtype == np.float32 and hidden.flags.c_contiguous and hidden.flags.writeable
+    @property
+    def num_blocks(self) -> int:
+        return len(self.pool.blocks)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.pool.block_bytes
+
+    def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """See `Operators.forward`.
+
+        Raises:
+            ValueError: rows, blocks or positions that do not fit; nothing was computed.
+        """
+        hidden = input_rows(self._embedding, batch, hidden_states)  # the kernel changes them in place
+        if hidden.shape != (batch.num_rows, self._config.hidden_size):
+            raise ValueError(f"hidden states {hidden.shape} for {batch.num_rows} rows")
         slices, tables = self._rows_and_tables(batch)
         num_logits = len(batch.logit_rows) if self._has_output else 0
         logits = np.empty((num_logits, self._config.vocab_size), np.float32)
@@ -112,13 +138,15 @@ class NativeDecoder:
         starts, words, tables = 0, [], []
         for part in batch.slices:
             end = part.pos_start + part.num_rows
-            assert end <= len(self._cosine), f"position {end} is beyond the context"
+            if end > len(self._cosine):
+                raise ValueError(f"position {end} is beyond the context, or the pool")
             table = part.block_table[: -(-end // BLOCK_SIZE)]
             words.append((part.row_start, part.num_rows, part.pos_start, starts))
             tables.append(table)
             starts += len(table)
         joined = tables[0] if len(tables) == 1 else np.concatenate(tables)
-        assert 0 <= joined.min() <= joined.max() < self._num_blocks, "a block outside the pool"
+        if not 0 <= joined.min() <= joined.max() < self.num_blocks:
+            raise ValueError("a block outside the pool")
         return np.array(words, np.int32), joined
 
 

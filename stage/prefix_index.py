@@ -118,9 +118,9 @@ class PrefixIndex:
     def resting_blocks(self) -> list[int]:
         return [entry.block for entry in self._by_block.values() if entry.is_resting]
 
-    def chains(self) -> set[bytes]:
-        """Chain hashes of all keyed blocks: which prefixes are held, in the same words on every stage."""
-        return {entry.chain for entry in self._entries.values()}
+    def chains(self, numerics: bytes) -> set[bytes]:
+        """Chain hashes of all blocks keyed with `numerics`: which prefixes are held."""
+        return {entry.chain for entry in self._entries.values() if entry.numerics == numerics}
 
     def _leave_rest(self, entry: Entry) -> None:
         entry.is_resting = False

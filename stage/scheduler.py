@@ -104,9 +104,8 @@ class Scheduler:
 
     def overdue_step(self, now: float, deadline_s: float) -> int | None:
         """The id of the oldest step in flight if it was launched more than `deadline_s` ago."""
-        for step_id, (launched_at, _) in self._in_flight.items():
-            return step_id if now - launched_at > deadline_s else None
-        return None
+        step_id, (launched_at, _) = next(iter(self._in_flight.items()), (None, (now, ())))
+        return step_id if now - launched_at > deadline_s else None
 
     # --- the next step ---
 
@@ -168,6 +167,8 @@ class Scheduler:
                 self._add_chunk(draft, sequence, share)
 
     def _add_chunk(self, draft: Draft, sequence: Sequence, share: int) -> None:
+        if not self._make_room(draft, sequence, min(share, sequence.num_prefill)):
+            return
         if not sequence.num_scheduled:
             self._restore(draft, sequence)
             share = self._chunks.moved(share, sequence.num_scheduled)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stagewire.stage.attention_plan import GroupSizes, plan_attention
-from stagewire.stage.embedding import EmbeddingTable
+from stagewire.stage.embedding import EmbeddingTable, input_rows
 from stagewire.stage.operators import BLOCK_SIZE, Batch
 from stagewire.stage.rotary import rotary_table
 from stagewire.stage.torch_attention import PlannedAttention, new_kv_pool
@@ -97,24 +97,14 @@ class TorchDecoder:
     @torch.inference_mode()
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """See `Operators.forward`."""
-        residual = self._input(batch, hidden_states)
+        rows = input_rows(self._weights.embedding, batch, hidden_states)
+        residual = torch.from_numpy(rows).to(self._device)
         step = self._plan(batch)
         for layer, pool in zip(self._weights.layers, self._pool, strict=True):
             self._run_layer(layer, pool, residual, step)
         if self._weights.output is None:
             return residual.cpu().numpy()
         return self._logits(self._weights.output, residual, batch.logit_rows)
-
-    def _input(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> Tensor:
-        """Returns the residual stream, a new float32 [T, D]."""
-        residual = np.empty((batch.num_rows, self._config.hidden_size), np.float32)
-        if self._weights.embedding is not None:
-            assert hidden_states is None
-            self._weights.embedding.rows_into(batch.token_ids, residual)
-        else:
-            assert hidden_states is not None
-            residual[:] = hidden_states
-        return torch.from_numpy(residual).to(self._device)
 
     def _plan(self, batch: Batch) -> _Step:
         positions = torch.from_numpy(batch.positions).to(self._device)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from test_stage_core import INFO
 from toy_operators import ToyOperators
 
+from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.head import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
@@ -23,8 +24,9 @@ from stagewire.stage.loop import StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Batch
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.codec import Message, decode, decode_ring, encode, encode_ring
-from stagewire.wire.control import Assemble, Assembled, Register, Registered
+from stagewire.wire.control import Assemble, Assembled, Fault, Register, Registered
 from stagewire.wire.epoch import Epoch
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, Repeat, SequenceStart, Slice, Step, StepResult
@@ -185,3 +187,28 @@ def test_a_strangers_bytes_do_not_stop_it(neighbours: Neighbours) -> None:
     neighbours.hop.send(b"")
     neighbours.send_step(step(1, 0, [1, 2, 3, 4, 5]))
     assert neighbours.result().step_id == 1
+
+
+def test_what_making_a_step_raises_ends_the_epoch_and_not_the_process(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is told, and the stage serves the next epoch as if nothing had been."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Assembly, "next_step", broken_next_step)
+        fault = neighbours.from_stage(Fault)
+    assert isinstance(fault, Fault)
+    assert (fault.epoch, fault.code) == (EPOCH, ErrorCode.INTERNAL)
+    assert fault.detail == "the next step: RuntimeError: no policy"
+    again = Epoch(3, 2)
+    neighbours.numbers = SenderNumbers(again, 0)
+    neighbours.to_stage(Assemble(again, 1, 2, neighbours.feed_endpoint, None, 16, 16, "n1"))
+    neighbours.from_stage(Assembled)
+    neighbours.send_step(step(1, 0, [1, 2, 3, 4, 5]))
+    assert neighbours.result().step_id == 1
+
+
+def broken_next_step(assembly: Assembly, now: float) -> Step | None:
+    """As the scheduler behind it might be."""
+    if assembly.is_sound:
+        raise RuntimeError("no policy")
+    return None

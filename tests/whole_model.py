@@ -17,16 +17,15 @@ from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import EMBEDDING
-from stagewire.stage.attention_plan import GroupSizes
 from stagewire.stage.embedding import EmbeddingTable
 from stagewire.stage.native_decoder import KvPool, NativeDecoder
 from stagewire.stage.native_kernel import best_kernel
 from stagewire.stage.native_selftest import run_native_selftest
-from stagewire.stage.native_stage import NativeOperators
 from stagewire.stage.native_weights import NativeLayer, NativeOutput, NativeWeightLoader
-from stagewire.stage.operators import Batch, Operators
+from stagewire.stage.operators import Operators
+from stagewire.stage.proven_operators import ProvenOperators
 from stagewire.stage.rotary import rotary_table
-from stagewire.stage.selftest import run_selftest
+from stagewire.stage.selftest import SelfTest, run_selftest
 from stagewire.stage.torch_decoder import StageWeights, TorchDecoder
 from stagewire.stage.torch_weights import WeightLoader, dtype_of
 from stagewire.wire.card import ModelConfig
@@ -77,9 +76,10 @@ class NativeWeights:
         pool = KvPool.make(self.config, end - start, num_blocks, "f16")
         output = self.output if end == self.config.num_layers else None
         layers = self.layers[start:end]
-        decoder = NativeDecoder(self.kernel, self.config, layers, output, self.rotary, pool, threads=1)
+        embedding = self.embedding if start == 0 else None
+        decoder = NativeDecoder(self.kernel, self.config, layers, output, self.rotary, pool, 1, embedding)
         selftest = run_native_selftest(self.kernel, self.config, self.precision, "f16")
-        return NativeOperators(self.gguf, self.embedding if start == 0 else None, decoder, selftest, 0, 0)
+        return ProvenOperators(decoder, selftest, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class TorchWeights:
 
     config: ModelConfig
     weights: StageWeights
-    group_sizes: GroupSizes
+    selftest: SelfTest
 
     def stage(self, start: int, end: int, num_blocks: int) -> Operators:
         weights = StageWeights(
@@ -97,38 +97,8 @@ class TorchWeights:
             self.weights.output if end == self.config.num_layers else None,
             self.weights.dtype,
         )
-        return CutStage(TorchDecoder(self.config, weights, num_blocks, torch.device("cpu"), self.group_sizes))
-
-
-class CutStage:
-    """Some layers on PyTorch as `Operators`."""
-
-    is_row_exact = True
-    fingerprint = "test"
-    file_bytes = weight_bytes = 0
-
-    def __init__(self, decoder: TorchDecoder) -> None:
-        self._decoder = decoder
-
-    @property
-    def num_blocks(self) -> int:
-        return self._decoder.num_blocks
-
-    @property
-    def block_bytes(self) -> int:
-        return self._decoder.block_bytes
-
-    def copy_block(self, source: int, target: int) -> None:
-        self._decoder.copy_block(source, target)
-
-    def read_block(self, block: int) -> bytes:
-        return self._decoder.read_block(block)
-
-    def write_block(self, block: int, content: bytes) -> None:
-        self._decoder.write_block(block, content)
-
-    def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
-        return self._decoder.forward(batch, hidden_states)
+        decoder = TorchDecoder(self.config, weights, num_blocks, torch.device("cpu"), self.selftest.group_sizes)
+        return ProvenOperators(decoder, self.selftest, 0, 0)
 
 
 @cache
@@ -155,5 +125,5 @@ def _load_torch(gguf: GgufFile, config: ModelConfig, precision: str) -> Weights:
     loader = WeightLoader(gguf, config, precision, "cpu")
     layers = tuple(loader.layer(index) for index in range(config.num_layers))
     embedding = EmbeddingTable(gguf, EMBEDDING)
-    sizes = run_selftest(config, precision, torch.device("cpu")).group_sizes
-    return TorchWeights(config, StageWeights(embedding, layers, loader.output(), dtype_of(precision)), sizes)
+    selftest = run_selftest(config, precision, torch.device("cpu"))
+    return TorchWeights(config, StageWeights(embedding, layers, loader.output(), dtype_of(precision)), selftest)

@@ -118,8 +118,11 @@ class Decoder {
   public:
     Decoder(Model model, int threads) : model_(std::move(model)), threads_(threads), space_(model_, threads) {
         // For the workers' whole lives; the caller's own mode is put back after every step.
-        threads_.each([](int thread) {
+        threads_.each([this](int thread) {
             if (thread > 0) static thread_local FloatMode mode;
+#if defined(STAGEWIRE_AMX)
+            panel_room(Workspace::max_blocks(model_));
+#endif
         });
     }
 
@@ -181,7 +184,7 @@ class Decoder {
                      {layer.value, {space_.value.get(), kv_size, false}}});
         const int64_t layer_size = 2 * KV_BLOCK * kv_size;
         const KvLayer<Kv> kv{static_cast<Kv*>(m.pool) + index * layer_size, m.num_layers * layer_size, m.head_dim};
-        for (int64_t s = 0; s < batch.num_slices; s++) store_rows(kv, batch, batch.slices[s], row, rows);
+        threads_.split(rows, [&](int64_t from, int64_t to) { store_rows(kv, batch, row, row + from, row + to); });
         threads_.each([&](int thread) { attend_all(kv, batch, row, rows, thread); });
         const Rows attended = rows_of(space_.attended.get(), size, rows);
         threads_.split(rows, [&](int64_t from, int64_t to) {
@@ -190,18 +193,17 @@ class Decoder {
         multiply(attended, {{layer.attention_output, {hidden, m.hidden_size, true}}});
     }
 
-    // Rotates queries and keys, and puts keys and values into their blocks.
+    // Rotates queries and keys of the rows [from, to), and puts keys and values into their blocks.
     template <class Kv>
-    void store_rows(const KvLayer<Kv>& kv, const Batch& batch, const Slice& slice, int64_t row, int64_t rows) {
-        const int64_t first = std::max<int64_t>(slice.row_start, row);
-        const int64_t end = std::min<int64_t>(slice.row_start + slice.num_rows, row + rows);
-        if (first >= end) return;
-        threads_.split(end - first, [&](int64_t from, int64_t to) {
-            for (int64_t r = first + from; r < first + to; r++) {
+    void store_rows(const KvLayer<Kv>& kv, const Batch& batch, int64_t tile_start, int64_t from, int64_t to) {
+        for (int64_t s = 0; s < batch.num_slices; s++) {
+            const Slice& slice = batch.slices[s];
+            const int64_t end = std::min<int64_t>(slice.row_start + slice.num_rows, to);
+            for (int64_t r = std::max<int64_t>(slice.row_start, from); r < end; r++) {
                 const int64_t position = slice.position + r - slice.row_start;
-                store_row(kv, batch.tables[slice.table_start + position / KV_BLOCK], position, r - row);
+                store_row(kv, batch.tables[slice.table_start + position / KV_BLOCK], position, r - tile_start);
             }
-        });
+        }
     }
 
     template <class Kv>

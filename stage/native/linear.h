@@ -169,8 +169,7 @@ struct Rows {
     Activations quantized;
 };
 
-// Panels [from, to) of `matrix` times all rows. There are ten quantized forms, those of
-// `CODE_FORMS` in model/gguf_codes.py.
+// Panels [from, to) of `matrix` times all rows.
 inline void linear(const Matrix& matrix, const Rows& x, int64_t from, int64_t to, const Output& out) {
     switch (matrix.kind) {
         case Kind::FLOAT32: return floats<float>(matrix, x.floats, x.stride, x.count, from, to, out);
@@ -179,20 +178,11 @@ inline void linear(const Matrix& matrix, const Rows& x, int64_t from, int64_t to
         case Kind::QUANTIZED: break;
     }
     const Activations& q = x.quantized;
-#define STAGEWIRE_FORM(BITS, GROUP, SUB, MIN)                                                              \
-    if (matrix.bits == BITS && matrix.group == GROUP && matrix.has_sub_scales == SUB && matrix.has_minima == MIN) \
+#define MULTIPLY(BITS, GROUP, SUB, MIN) \
+    if (matrix.has_form(BITS, GROUP, SUB, MIN)) \
         return quantized<Form<BITS, GROUP, SUB, MIN>>(matrix, q, x.count, from, to, out);
-    STAGEWIRE_FORM(4, 32, false, false)
-    STAGEWIRE_FORM(4, 32, false, true)
-    STAGEWIRE_FORM(8, 32, false, false)
-    STAGEWIRE_FORM(8, 32, false, true)
-    STAGEWIRE_FORM(4, 16, true, false)
-    STAGEWIRE_FORM(4, 16, true, true)
-    STAGEWIRE_FORM(4, 32, true, true)
-    STAGEWIRE_FORM(8, 32, true, false)
-    STAGEWIRE_FORM(8, 32, true, true)
-    STAGEWIRE_FORM(8, 16, true, false)
-#undef STAGEWIRE_FORM
+    STAGEWIRE_FORMS(MULTIPLY)
+#undef MULTIPLY
 }
 
 }  // namespace

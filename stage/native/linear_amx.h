@@ -32,11 +32,18 @@ class Tiles {
     ~Tiles() { asm volatile("tilerelease" ::); }
 };
 
+// Each thread's room for one panel; a decoder asks for the largest when it is made, so that no step has to.
+inline int8_t* panel_room(int64_t num_blocks) {
+    thread_local std::vector<int8_t> room;
+    const size_t size = static_cast<size_t>(num_blocks * 512);
+    if (room.size() < size) room.resize(size);
+    return room.data();
+}
+
 // A panel's codes less their zero point, as tiles take them: [blocks][8][16 outputs x 4].
 template <class Form>
 const int8_t* signed_panel(const Matrix& matrix, int64_t panel, int64_t num_blocks) {
-    thread_local std::vector<int8_t> scratch;
-    if (scratch.size() < static_cast<size_t>(num_blocks * 512)) scratch.resize(static_cast<size_t>(num_blocks * 512));
+    int8_t* room = panel_room(num_blocks);
     const uint8_t* record = matrix.records + panel * num_blocks * Form::RECORD_BYTES;
     const __m512i zero = _mm512_set1_epi8(static_cast<char>(matrix.zero));
     for (int64_t block = 0; block < num_blocks; block++, record += Form::RECORD_BYTES) {
@@ -44,9 +51,9 @@ const int8_t* signed_panel(const Matrix& matrix, int64_t panel, int64_t num_bloc
         unpack<Form>(record, codes);
         UNROLL
         for (int j = 0; j < 8; j++)
-            _mm512_storeu_si512(scratch.data() + block * 512 + j * 64, _mm512_sub_epi8(codes[j].v, zero));
+            _mm512_storeu_si512(room + block * 512 + j * 64, _mm512_sub_epi8(codes[j].v, zero));
     }
-    return scratch.data();
+    return room;
 }
 
 template <class Form>

@@ -13,6 +13,20 @@
 
 namespace {
 
+// The quantized forms that there are, those of `CODE_FORMS` in model/gguf_codes.py: bits of a code, inputs to a scale,
+// whether there are sub-scales, whether there are minima.
+#define STAGEWIRE_FORMS(FORM) \
+    FORM(4, 32, false, false) \
+    FORM(4, 32, false, true) \
+    FORM(8, 32, false, false) \
+    FORM(8, 32, false, true) \
+    FORM(4, 16, true, false) \
+    FORM(4, 16, true, true) \
+    FORM(4, 32, true, true) \
+    FORM(8, 32, true, false) \
+    FORM(8, 32, true, true) \
+    FORM(8, 16, true, false)
+
 enum class Kind : int64_t { QUANTIZED = 0, FLOAT32 = 1, FLOAT16 = 2, BFLOAT16 = 3 };
 
 struct Matrix {
@@ -22,6 +36,16 @@ struct Matrix {
     const uint8_t* records;
     const uint16_t* supers;
 
+    bool has_form(int64_t form_bits, int64_t form_group, bool sub_scales, bool minima) const {
+        return bits == form_bits && group == form_group && has_sub_scales == sub_scales && has_minima == minima;
+    }
+    // A matrix that is none of these would be left out of the sum without a word.
+    bool is_known() const {
+        if (kind != Kind::QUANTIZED) return kind <= Kind::BFLOAT16;
+#define IS_FORM(BITS, GROUP, SUB, MIN) || has_form(BITS, GROUP, SUB, MIN)
+        return outputs == 0 STAGEWIRE_FORMS(IS_FORM);
+#undef IS_FORM
+    }
     int64_t num_panels() const { return (outputs + 15) / 16; }
     int64_t num_blocks() const { return (inputs + 31) / 32; }
 };

@@ -4,7 +4,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <memory>
 #include <new>
+#include <stdexcept>
 
 #include "decoder.h"
 
@@ -41,6 +43,7 @@ Matrix read_matrix(Words& words) {
     m.zero = words.number();
     m.records = words.address<const uint8_t>();
     m.supers = words.address<const uint16_t>();
+    if (!m.is_known()) throw std::invalid_argument("a matrix of a form that these kernels do not know");
     return m;
 }
 
@@ -80,7 +83,10 @@ PyObject* create(PyObject*, PyObject* arguments) {
     if (!PyArg_ParseTuple(arguments, "ni", &words_address, &threads)) return nullptr;
     try {
         Words words(reinterpret_cast<const int64_t*>(words_address));
-        return PyCapsule_New(new Decoder(read_model(words), threads), CAPSULE, destroy);
+        auto decoder = std::make_unique<Decoder>(read_model(words), threads);
+        PyObject* capsule = PyCapsule_New(decoder.get(), CAPSULE, destroy);
+        if (capsule) decoder.release();
+        return capsule;
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     } catch (const std::exception& error) {
@@ -119,7 +125,13 @@ PyObject* linear_rows(PyObject*, PyObject* arguments) {
     if (!PyArg_ParseTuple(arguments, "nnnn", &words_address, &x, &rows, &out)) return nullptr;
     FloatMode mode;
     Words words(reinterpret_cast<const int64_t*>(words_address));
-    const Matrix matrix = read_matrix(words);
+    Matrix matrix;
+    try {
+        matrix = read_matrix(words);
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        return nullptr;
+    }
     Model sizes{};
     sizes.hidden_size = matrix.inputs;
     Workspace space(sizes, 1);
@@ -187,7 +199,7 @@ PyObject* make_module(const char* name) {
     static PyModuleDef definition{PyModuleDef_HEAD_INIT, name, "Native kernels.", -1, methods, nullptr, nullptr,
                                   nullptr, nullptr};
     PyObject* module = PyModule_Create(&definition);
-    if (module && PyModule_AddIntConstant(module, "ARITHMETIC_VERSION", ARITHMETIC_VERSION) < 0) return nullptr;
+    if (module && PyModule_AddIntConstant(module, "ARITHMETIC_VERSION", ARITHMETIC_VERSION) < 0) Py_CLEAR(module);
     return module;
 }
 

@@ -54,7 +54,7 @@ PyMODINIT_FUNC PyInit__native_portable(void) {
     PyObject* module = make_module("_native_portable");
     if (!module) return nullptr;
     PyObject* function = PyCFunction_New(&supported_method, nullptr);
-    if (!function || PyModule_AddObjectRef(module, "supported", function) < 0) return nullptr;
-    Py_DECREF(function);
+    if (!function || PyModule_AddObjectRef(module, "supported", function) < 0) Py_CLEAR(module);
+    Py_XDECREF(function);
     return module;
 }
