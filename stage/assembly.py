@@ -128,7 +128,7 @@ class Assembly:
 
     def draw(self, plan: Plan, logits: npt.NDArray[np.float32] | None) -> list[Draw]:
         """At the tail, sample; elsewhere nothing."""
-        return self._tail.draw(plan.step, logits) if self._tail and logits is not None else []
+        return self._tail.draw(plan.step, logits) if self._tail else []
 
     def finish_step(
         self,

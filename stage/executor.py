@@ -124,6 +124,9 @@ class StepExecutor:
             return piece
         if piece.phase is Phase.PROBE:
             return replace(piece, num_restored=self._store.probe(token_ids, piece.num_restored))
+        if piece.phase is Phase.RESUME:
+            is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
+            return piece if is_held else replace(piece, num_restored=0, missed=True)
         held = self._store.restore(piece.seq_id, token_ids, piece.num_restored)
         is_short = piece.phase is Phase.TRY_RESTORE_DECODE and held < piece.num_tokens - 1
         return replace(piece, num_restored=held, missed=piece.missed or is_short)
@@ -164,7 +167,7 @@ class StepExecutor:
                 parts.append(SequenceRows(num_rows, new, pos_start, self._store.block_table(piece.seq_id)))
                 row_ids.append(ids[-new:])
                 num_rows += new
-                if piece.sample:
+                if piece.has_logits:
                     logit_rows.append(num_rows - 1)
         return Batch.of(np.concatenate(row_ids), parts, logit_rows) if parts else None
 

@@ -179,7 +179,8 @@ class HeadCore:
         request = sequence.request
         if request.snapshot is not None:
             num_tokens = request.snapshot.num_tokens or sequence.num_prompt_tokens
-            snapshot = Snapshot(self._new_seq_id(), request.client_id, request.snapshot.name, num_tokens)
+            token_ids = sequence.token_ids[:num_tokens]
+            snapshot = Snapshot(self._new_seq_id(), request.client_id, request.snapshot.name, token_ids)
             self.scheduler.snapshots.wish(snapshot, sequence)
 
     def _num_pinned(self, request: StartRequest) -> int:

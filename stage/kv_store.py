@@ -217,6 +217,16 @@ class KvStore:
         self._kept.append(target)
         return True
 
+    def resume(self, source: int, target: int, token_ids: TokenArray) -> bool:
+        """Begin a sequence with all that another one holds; False if that is not exactly these tokens."""
+        sequence = self._sequences.get(source)
+        is_held = sequence is not None and sequence.token_bytes == token_ids.tobytes()
+        self.cache.count_lookup(len(token_ids) if is_held else 0, len(token_ids))
+        if not is_held or not self.keep(source, target, len(token_ids)):
+            return False
+        self.cache.count_restored(len(token_ids))
+        return True
+
     def _publish_kept(self) -> None:
         for seq_id in self._kept:
             sequence = self._sequences.get(seq_id)

@@ -11,6 +11,7 @@ from bisect import insort
 
 from stagewire.stage.chunking import ChunkBudget
 from stagewire.stage.draft import Draft, Lookup, no_lookup
+from stagewire.stage.restoring import Restoring
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshots import Snapshots
@@ -22,8 +23,9 @@ class Scheduler:
     """Sequences of one pipeline epoch; a lower `seq_id` has arrived earlier."""
 
     def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
-        self._limits, self._lookup = limits, lookup
+        self._limits = limits
         self.snapshots = Snapshots(limits.block_size)
+        self._restoring = Restoring(self.snapshots, lookup)
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s, limits.num_stages)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
@@ -177,34 +179,30 @@ class Scheduler:
             self._add_slice(draft, sequence, num_tokens)
 
     def _restore(self, draft: Draft, sequence: Sequence, only_whole: bool = False) -> None:
-        """Take from the caches what is there: fused with the first decode where that is all but the last token.
-
-        That is done on admission. A part is taken when the first chunk is due, for by then more may be there; what is
-        left is prefilled in the same step, without waiting for what later stages hold.
-        """
-        token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
-        if sequence.restore_limit is not None:
-            token_ids = token_ids[: sequence.restore_limit]
-        limit = min(last, len(token_ids))
-        num_held = self._lookup(self._next_step_id, draft.releases, token_ids, limit, not only_whole) if limit else 0
-        if not num_held or (only_whole and num_held < last) or not self._make_room(draft, sequence, num_held + 1):
-            return
-        if num_held == last:
-            self._add(draft, sequence, Phase.TRY_RESTORE_DECODE, num_tokens=last + 1, num_restored=last)
-        else:
-            self._add(draft, sequence, Phase.TRY_RESTORE, num_tokens=num_held, num_restored=num_held)
+        """Take what is held already, if anything is, and room for one more token."""
+        restore = self._restoring.choose(self._next_step_id, draft.releases, sequence, only_whole)
+        if restore and self._make_room(draft, sequence, restore.num_restored + 1):
+            self._add(draft, sequence, restore.phase, restore.num_tokens, restore.num_restored, restore.source)
 
     def _add_slice(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
         is_generated = sequence.num_scheduled >= sequence.num_prompt_tokens
         self._add(draft, sequence, Phase.DECODE if is_generated and num_tokens == 1 else Phase.PREFILL, num_tokens)
 
-    def _add(self, draft: Draft, sequence: Sequence, phase: Phase, num_tokens: int, num_restored: int = 0) -> None:
+    def _add(
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        phase: Phase,
+        num_tokens: int,
+        num_restored: int = 0,
+        source: int | None = None,
+    ) -> None:
         draft.announce(sequence)
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id)
-        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, num_restored=num_restored, keep=keep)
+        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id, phase is not Phase.TRY_RESTORE)
+        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
         draft.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
         sequence.last_step = self._next_step_id

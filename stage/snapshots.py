@@ -15,13 +15,21 @@ MAX_SNAPSHOTS = 1024
 
 @dataclass(slots=True)
 class Snapshot:
-    """The first `num_tokens` of a prompt; complete once all stages keep them."""
+    """The tokens of a prompt's beginning; complete once all stages keep them.
+
+    `has_logits`: the tail has kept the logits of the last one, so a prompt that is equal decodes at once.
+    """
 
     seq_id: int
     client_id: str
     name: str
-    num_tokens: int
+    token_ids: list[int]
     is_complete: bool = False
+    has_logits: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
 
 
 class Snapshots:
@@ -49,6 +57,22 @@ class Snapshots:
         """A complete one."""
         return next((one for one in self.of_client(client_id) if one.name == name), None)
 
+    def longest(self, client_id: str, token_ids: list[int]) -> Snapshot | None:
+        """This client's longest complete snapshot that these tokens begin with, if any can be continued.
+
+        One of all the tokens can only be drawn from, so it must have its logits.
+        """
+        num_tokens = len(token_ids)
+        fitting = [
+            one
+            for one in self._by_id.values()
+            if one.is_complete
+            and one.client_id == client_id
+            and one.num_tokens < num_tokens + one.has_logits
+            and one.token_ids == token_ids[: one.num_tokens]
+        ]
+        return max(fitting, key=lambda one: one.num_tokens, default=None)
+
     def wish(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """`sequence` will pass the place; from now on the blocks are spoken for."""
         self._by_id[snapshot.seq_id] = snapshot
@@ -62,12 +86,13 @@ class Snapshots:
 
     # --- the scheduler's ---
 
-    def due(self, sequence: Sequence, end: int, step_id: int) -> Keep | None:
+    def due(self, sequence: Sequence, end: int, step_id: int, has_logits: bool) -> Keep | None:
         """What a slice that brings `sequence` to `end` tokens in this step shall keep."""
         keep = sequence.keep
         if keep is None or sequence.kept_in is not None or end < keep.num_tokens:
             return None
         sequence.kept_in = step_id
+        self._by_id[keep.seq_id].has_logits = has_logits and end == keep.num_tokens
         self._in_flight.setdefault(step_id, []).append(sequence)
         return keep
 

@@ -23,6 +23,7 @@ from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, Finis
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import (
     RESTORES,
+    Phase,
     Restored,
     SequenceFinish,
     SequenceResult,
@@ -83,6 +84,7 @@ class TailCore:
     def __init__(self, epoch: Epoch, vocab_size: int, draw_nonce: Callable[[], bytes]) -> None:
         self._epoch, self._vocab_size, self._draw_nonce = epoch, vocab_size, draw_nonce
         self._requests: dict[int, _Request] = {}
+        self._kept_logits: dict[int, npt.NDArray[np.float32]] = {}
         self._links: dict[str, ReturnLink] = {}
         self._link_numbers = count(1)
 
@@ -91,6 +93,8 @@ class TailCore:
     def begin(self, step: Step, now: float) -> list[LinkInstruction]:
         """Take note of the requests that start with `step`, and of the tokens it carries."""
         out: list[LinkInstruction] = []
+        for seq_id in step.releases:
+            self._kept_logits.pop(seq_id, None)
         for start in step.starts:
             self._requests[start.seq_id] = _Request(start, PenaltyCounts(self._vocab_size, start.sampling))
             out += self._link(start.client_id).open(start.request_id, start.offer, now)
@@ -113,15 +117,29 @@ class TailCore:
                     if request.counts.is_counting:
                         request.counts.add_prompt(step.token_ids.to_numpy()[end - num_new : end])
 
-    def draw(self, step: Step, logits: npt.NDArray[np.float32]) -> list[Draw]:
-        """Sample for each slice that asks for it; `logits` float32 [R, V] holds one row for each of those."""
-        pieces = [piece for piece in step.slices if piece.sample and not piece.missed]
-        return [self._draw_one(piece, row) for piece, row in zip(pieces, logits, strict=True)]
+    def draw(self, step: Step, logits: npt.NDArray[np.float32] | None) -> list[Draw]:
+        """Sample for each slice that asks for it, and keep the logits that belong to snapshots.
 
-    def _draw_one(self, piece: Slice, row: npt.NDArray[np.float32]) -> Draw:
+        `logits` float32 [R, V] has a row for each slice with logits; None if there are none.
+        """
+        rows = iter(() if logits is None else logits)
+        draws: list[Draw] = []
+        for piece in step.slices:
+            row = self._kept_logits.get(piece.source or 0) if piece.phase is Phase.RESUME else None
+            if piece.has_logits:
+                row = next(rows)
+            if piece.keep and piece.keeps_end and row is not None:
+                self._kept_logits[piece.keep.seq_id] = row.copy()
+            if piece.sample and not piece.missed:
+                draws.append(self._draw_one(piece, row))
+        return draws
+
+    def _draw_one(self, piece: Slice, row: npt.NDArray[np.float32] | None) -> Draw:
         request = self._requests.get(piece.seq_id)
         if request is None:
             return Draw(piece.seq_id, None)
+        if row is None:
+            return Draw(piece.seq_id, None, "the snapshot has no logits")
         position = piece.pos_start + piece.num_tokens
         try:
             return Draw(piece.seq_id, sample(row, request.start.sampling, request.counts, position))
@@ -247,6 +265,7 @@ class TailCore:
     def close(self) -> list[LinkInstruction]:
         """The epoch has ended."""
         self._requests.clear()
+        self._kept_logits.clear()
         return [i for link in self._links.values() for i in link.close()]
 
     @property

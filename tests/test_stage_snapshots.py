@@ -61,12 +61,12 @@ def flood(pipeline: InProcessPipeline, seed: int = 1) -> None:
 
 
 def test_a_snapshot_outlives_any_pressure_until_it_is_freed() -> None:
-    """Whoever asks for its tokens finds them, to the last one before the end."""
+    """Whoever asks for its tokens finds them."""
     pipeline = pipeline_of()
     ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
     flood(pipeline)
     assert kept(pipeline) == [("system", 40)]
-    assert ask(pipeline, "again", PROMPT) == 39
+    assert ask(pipeline, "again", PROMPT) == 40
     assert ask(pipeline, "longer", [*PROMPT, 1, 2, 3]) == 40
     head_of(pipeline).free_snapshot("client", "system")
     head_of(pipeline).free_snapshot("client", "system")
@@ -168,4 +168,71 @@ def test_what_is_pinned_never_keeps_an_accepted_request_from_running() -> None:
     for number in range(4):
         assert outputs[f"r{number}"].token_ids == expected_tokens([number] * 20, 20, 6)
     assert kept(pipeline) == [("other", 8), ("system", 40)]
-    assert ask(pipeline, "again", PROMPT, 1) == 39
+    assert ask(pipeline, "again", PROMPT, 1) == 40
+
+
+# --- nothing left to compute ---
+
+
+def rows_on_hops(pipeline: InProcessPipeline) -> list[tuple[Phase, int]]:
+    """Phase and rows of every slice that has crossed a hop since the last call."""
+    seen = [(s.phase, s.num_rows) for _, m in pipeline.hops if isinstance(m, Step) for s in m.slices]
+    pipeline.hops.clear()
+    return seen
+
+
+def test_a_prompt_that_is_the_snapshot_decodes_at_once_from_the_kept_logits() -> None:
+    """No stage computes a row before the first token, and whatever draws it sees the whole prompt."""
+    samplings = [
+        GREEDY,
+        SamplingParams(temperature=0.9, seed=4, logprobs=3),
+        SamplingParams(temperature=0.9, seed=4, repetition_penalty=1.9, presence_penalty=0.7),
+    ]
+    for sampling in samplings:
+        cold, warm = pipeline_of(), pipeline_of()
+        cold.start(request("r", PROMPT, 6, sampling))
+        expected = cold.run()["r"]
+        ask(warm, "save", PROMPT, 0, SnapshotWish("system"))
+        rows_on_hops(warm)
+        warm.start(request("r", PROMPT, 1, sampling))
+        first = warm.run()["r"]
+        assert rows_on_hops(warm)[:2] == [(Phase.RESUME, 0)] * 2, "one traversal, over two hops"
+        assert first.token_ids == expected.token_ids[:1] and first.logprobs == expected.logprobs[:1]
+        warm.start(request("s", PROMPT, 6, sampling))
+        again = warm.run()["s"]
+        assert (again.token_ids, again.logprobs) == (expected.token_ids, expected.logprobs)
+        assert kept(warm) == [("system", 40)]
+
+
+def test_a_snapshot_without_logits_and_another_clients_is_restored_up_to_its_last_token() -> None:
+    """The one ends within what was restored, so somebody must compute its end; the other is not this client's."""
+    pipeline = pipeline_of()
+    ask(pipeline, "first", PROMPT, 1)
+    ask(pipeline, "within", PROMPT, 1, SnapshotWish("part", 18))
+    assert ask(pipeline, "again", PROMPT[:18]) == 16, "its full blocks"
+    assert ask(pipeline, "on", [*PROMPT[:18], 61, 62]) == 18, "to the token where the snapshot ends"
+    ask(pipeline, "whole", PROMPT, 1, SnapshotWish("whole"))
+    pipeline.start(replace(request("other", PROMPT, 2, GREEDY), client_id="stranger"))
+    pipeline.run()
+    assert rows_on_hops(pipeline)[-4:-2] == [(Phase.TRY_RESTORE_DECODE, 1)] * 2
+
+
+def test_a_snapshot_can_be_made_of_one_that_is_resumed() -> None:
+    """It outlives the first, and decodes at once as well."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("one"))
+    ask(pipeline, "copy", PROMPT, 1, SnapshotWish("two"))
+    head_of(pipeline).free_snapshot("client", "one")
+    flood(pipeline)
+    assert kept(pipeline) == [("two", 40)]
+    assert ask(pipeline, "again", PROMPT) == 40
+
+
+def test_a_stage_without_the_snapshot_is_a_miss_like_any_other() -> None:
+    """It cannot happen while books are kept; if it does, the prompt is computed."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
+    snapshot = head_of(pipeline).snapshots_of("client")[0]
+    pipeline.stores[1].release(snapshot.seq_id)
+    pipeline.stores[1].clear()
+    ask(pipeline, "again", PROMPT)

@@ -124,6 +124,7 @@ class Phase(str, Enum):
     PREFILL: tokens to compute. DECODE: one token to continue from. TRY_RESTORE: a prefix that each stage takes from
     its KV cache as far as it holds it; it has no rows. TRY_RESTORE_DECODE: a prefix that must be held whole, and
     behind it the one token to continue from, whose row is computed. PROBE: as TRY_RESTORE, but nothing is taken.
+    RESUME: all tokens of the snapshot `source`; it has no rows, and the tail draws from the logits kept with it.
     """
 
     PREFILL = "prefill"
@@ -131,10 +132,11 @@ class Phase(str, Enum):
     TRY_RESTORE = "try_restore"
     TRY_RESTORE_DECODE = "try_restore_decode"
     PROBE = "probe"
+    RESUME = "resume"
 
 
-RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.PROBE})
-"""Slices that begin at position 0 and look into the cache."""
+RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.PROBE, Phase.RESUME})
+"""Slices that begin at position 0 and take, or look for, what is held already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Slice:
     `sample`: the tail draws the next token from the last row. `missed`: an earlier stage lacked the tokens
     before it; the slice then has no rows and later stages compute nothing of it either.
     `num_restored` belongs to restores: the tokens wished for, less what an earlier stage did not hold.
-    `keep` comes after its rows; it is gone when a stage could not.
+    `keep` comes after its rows; it is gone when a stage could not. `source` belongs to RESUME.
     """
 
     seq_id: int
@@ -177,6 +179,7 @@ class Slice:
     missed: bool = False
     num_restored: int = 0
     keep: Keep | None = None
+    source: int | None = None
 
     @property
     def num_rows(self) -> int:
@@ -186,6 +189,16 @@ class Slice:
         if self.phase not in RESTORES:
             return self.num_tokens
         return 1 if self.phase is Phase.TRY_RESTORE_DECODE else 0
+
+    @property
+    def keeps_end(self) -> bool:
+        """What it keeps ends with its last token, so the logits of that belong to it."""
+        return self.keep is not None and self.keep.num_tokens == self.pos_start + self.num_tokens
+
+    @property
+    def has_logits(self) -> bool:
+        """The tail computes the logits of its last row: to draw from, or to keep."""
+        return self.num_rows > 0 and (self.sample or self.keeps_end)
 
     def as_decode(self) -> Slice:
         """What is left of a restore-and-decode once its prefix is there: one token, to be sampled as before."""
