@@ -151,7 +151,7 @@ class BrokerCore:
         if isinstance(message, AskCaches):
             self._questions.ask_caches(peer, message.clear, now)
         else:
-            self._questions.ask_snapshots(peer, client.client_id, message.free, now)
+            self._questions.ask_snapshots(peer, client.client_id, message.order, now)
 
     def _client_of(self, peer: Peer, now: float) -> ClientRecord | None:
         client = self._state.clients.by_peer(peer)

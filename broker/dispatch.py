@@ -8,6 +8,7 @@ from stagewire.broker.endings import Endings, cancellation
 from stagewire.broker.events import Asked, KeepPayload, PushCancel, PushStart
 from stagewire.broker.pipeline import Pipeline
 from stagewire.broker.requests import Request, RequestState, RequestTrigger, queued_request, running_request
+from stagewire.broker.sessions import Key, snapshot_key
 from stagewire.broker.state import BrokerState
 from stagewire.wire.codec import Message
 from stagewire.wire.control import RunningRequest
@@ -132,9 +133,14 @@ class Dispatch:
     def _choose(self, request: Request, roomy: list[Pipeline]) -> Pipeline | None:
         """The session's last pipeline, where its prefix is cached; else the least loaded."""
         able = [pipeline for pipeline in roomy if self._can_serve(pipeline, request)]
-        last = self._state.sessions.epoch_of(request.session)
+        last = self._state.sessions.epoch_of(self._place_of(request))
         own = [pipeline for pipeline in able if pipeline.epoch == last]
         return min(own or able, key=lambda one: (len(one.requests) / one.capacity, one.epoch), default=None)
+
+    @staticmethod
+    def _place_of(request: Request) -> Key:
+        """What must be where the request goes: the snapshot that it restores, or its session."""
+        return snapshot_key(request.client_id, request.restores) if request.restores else request.session
 
     def _can_serve(self, pipeline: Pipeline, request: Request) -> bool:
         head = pipeline.head
@@ -145,6 +151,8 @@ class Dispatch:
         request.machine.fire(RequestTrigger.PUSH)
         self._state.waiting.take(request.client_id, request.request_id)
         self._state.sessions.saw(request.session, pipeline.epoch)
+        if request.makes:
+            self._state.sessions.saw(snapshot_key(request.client_id, request.makes), pipeline.epoch)
         pipeline.requests[request.request_id] = None
         request.epoch, request.pushed_at = pipeline.epoch, now
         request.offer = self._introduce(request.client_id, pipeline)

@@ -45,7 +45,8 @@ class Received:
 class Asked:
     """A `Generate`, without its tokens.
 
-    `seed` is the client's, or was drawn by the loop; `payload_bytes` is the size of the whole message.
+    `seed` is the client's, or was drawn by the loop; `payload_bytes` is the size of the whole message. `makes` and
+    `restores` are names of snapshots.
     """
 
     peer: Peer
@@ -56,6 +57,8 @@ class Asked:
     max_tokens: int | None
     payload_bytes: int
     seed: int
+    makes: str | None = None
+    restores: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,6 +221,8 @@ def _asked(peer: Peer, generate: Generate, num_bytes: int) -> Asked:
         max_tokens=generate.max_tokens,
         payload_bytes=num_bytes,
         seed=secrets.randbits(63) if seed is None else seed,
+        makes=generate.snapshot.name if generate.snapshot else None,
+        restores=generate.restore,
     )
 
 
@@ -236,4 +238,5 @@ def _start_request(generate: Generate, push: PushStart) -> StartRequest:
         offer=push.offer,
         prompt_token_ids=generate.prompt_token_ids,
         snapshot=generate.snapshot,
+        restore=generate.restore,
     )

@@ -1,4 +1,7 @@
-"""What clients want to know of the stages: asked of all that it concerns, answered when all have, or after 2 s."""
+"""What clients want of the stages: asked of all that it concerns, answered when all have, or after 2 s.
+
+An export of a snapshot may take a minute.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ from dataclasses import dataclass, field
 
 from stagewire.broker.events import Peer
 from stagewire.broker.pool import StageRecord
+from stagewire.broker.sessions import snapshot_key
 from stagewire.broker.state import BrokerState
 from stagewire.wire.caches import AskCache, CacheReport, Caches
 from stagewire.wire.codec import Message
-from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotReport, Snapshots
+from stagewire.wire.errors import ErrorCode
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder, SnapshotReport, Snapshots
 
 _WAIT_S = 2.0
+_EXPORT_S = 65.0
 _MAX_QUESTIONS = 256
 _Report = CacheReport | SnapshotReport
 
@@ -24,6 +30,8 @@ class _Question:
     peer: Peer
     deadline: float
     waiting: set[str]
+    client_id: str
+    order: SnapshotOrder | None
     answer: Callable[[Sequence[_Report], tuple[str, ...]], Message]
     reports: dict[str, _Report] = field(default_factory=dict)
 
@@ -42,23 +50,27 @@ class StageQuestions:
         def answer(reports: Sequence[_Report], silent: tuple[str, ...]) -> Caches:
             return Caches(clear, tuple(one.cache for one in reports if isinstance(one, CacheReport)), silent)
 
-        self._ask(peer, list(self._state.pool), lambda ticket: AskCache(ticket, clear), answer, now)
+        self._ask(peer, list(self._state.pool), lambda ticket: AskCache(ticket, clear), answer, now + _WAIT_S)
 
-    def ask_snapshots(self, peer: Peer, client_id: str, free: str | None, now: float) -> None:
-        """Heads know the snapshots of their pipelines."""
+    def ask_snapshots(self, peer: Peer, client_id: str, order: SnapshotOrder, now: float) -> None:
+        """Heads know the snapshots of their pipelines. An export that is asked for again is still that one."""
 
         def answer(reports: Sequence[_Report], silent: tuple[str, ...]) -> Snapshots:
-            items = [item for one in reports if isinstance(one, SnapshotReport) for item in one.items]
-            return Snapshots(free, tuple(items), silent)
+            return _joined(order, [one for one in reports if isinstance(one, SnapshotReport)], silent)
 
+        is_export = order.action is SnapshotAction.EXPORT
+        if is_export and any(one.peer == peer and one.order == order for one in self._open.values()):
+            return
         pipelines = self._state.serving()
         heads = [self._state.pool.member(pipeline.head.stage_id, pipeline.epoch) for pipeline in pipelines]
         self._ask(
             peer,
             [head for head in heads if head],
-            lambda ticket: AskHeadSnapshots(ticket, client_id, free),
+            lambda ticket: AskHeadSnapshots(ticket, client_id, order),
             answer,
-            now,
+            now + (_EXPORT_S if is_export else _WAIT_S),
+            client_id,
+            order,
         )
 
     def _ask(
@@ -67,13 +79,16 @@ class StageQuestions:
         stages: Sequence[StageRecord],
         question: Callable[[int], Message],
         answer: Callable[[Sequence[_Report], tuple[str, ...]], Message],
-        now: float,
+        deadline: float,
+        client_id: str = "",
+        order: SnapshotOrder | None = None,
     ) -> None:
         """Beyond the limit the oldest question is answered with what there is."""
         while len(self._open) >= _MAX_QUESTIONS:
             self._answer(next(iter(self._open)))
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        self._open[ticket] = _Question(peer, now + _WAIT_S, {stage.info.stage_id for stage in stages}, answer)
+        names = {stage.info.stage_id for stage in stages}
+        self._open[ticket] = _Question(peer, deadline, names, client_id, order, answer)
         for stage in stages:
             self._state.to_stage(stage, question(ticket))
         self._answer_if_complete(ticket)
@@ -83,6 +98,9 @@ class StageQuestions:
         question, stage_id = self._open.get(report.ticket), stage.info.stage_id
         is_own = not isinstance(report, CacheReport) or report.cache.stage_id == stage_id
         if question and stage_id in question.waiting and is_own:
+            if isinstance(report, SnapshotReport) and stage.epoch:
+                for item in report.items:
+                    self._state.sessions.saw(snapshot_key(question.client_id, item.name), stage.epoch)
             question.waiting.discard(stage_id)
             question.reports[stage_id] = report
             self._answer_if_complete(report.ticket)
@@ -104,3 +122,16 @@ class StageQuestions:
     def check_invariants(self) -> None:
         assert len(self._open) <= _MAX_QUESTIONS
         assert all(question.waiting for question in self._open.values())
+
+
+def _joined(order: SnapshotOrder, reports: Sequence[SnapshotReport], silent: tuple[str, ...]) -> Snapshots:
+    """The heads' reports as one: a pipeline without the snapshot does not matter where another one has it."""
+    items = tuple(item for report in reports for item in report.items)
+    failures = [report for report in reports if report.code]
+    worst = min(failures, key=lambda report: report.code is ErrorCode.SNAPSHOT_NOT_FOUND, default=None)
+    is_done = len(failures) < len(reports) or silent
+    if worst and worst.code is ErrorCode.SNAPSHOT_NOT_FOUND and is_done:
+        worst = None
+    if not reports and not silent and order.action in (SnapshotAction.RENAME, SnapshotAction.EXPORT):
+        return Snapshots(order, (), (), ErrorCode.NO_PIPELINE, "no pipeline is there to ask")
+    return Snapshots(order, items, silent, worst.code if worst else None, worst.detail if worst else "")

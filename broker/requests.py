@@ -57,6 +57,7 @@ class Request:
         pipeline_stood_at: when a pipeline that could serve it was last seen standing.
         epoch: the pipeline that it was given to, None while QUEUED.
         dispatched: the head has acknowledged it; `offer` went with it.
+        makes, restores: names of snapshots.
     """
 
     request_id: str
@@ -70,6 +71,8 @@ class Request:
     queued_at: float
     pipeline_stood_at: float
     machine: Machine[RequestState, RequestTrigger]
+    makes: str | None = None
+    restores: str | None = None
     epoch: Epoch | None = None
     offer: ReturnOffer | None = None
     dispatched: bool = False
@@ -103,6 +106,8 @@ def queued_request(client_id: str, asked: Asked, now: float) -> Request:
         queued_at=now,
         pipeline_stood_at=now,
         machine=machine,
+        makes=asked.makes,
+        restores=asked.restores,
     )
 
 

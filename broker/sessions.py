@@ -1,4 +1,4 @@
-"""Which pipeline saw a session last, so that its next request finds its cached blocks."""
+"""Which pipeline saw a session, or a snapshot, last, so that its next request finds its blocks."""
 
 from __future__ import annotations
 
@@ -6,21 +6,28 @@ from collections import OrderedDict
 
 from stagewire.wire.epoch import Epoch
 
+Key = tuple[str, ...]
+
+
+def snapshot_key(client_id: str, name: str) -> Key:
+    """Of a client's snapshot, which is no session's."""
+    return client_id, "snapshot", name
+
 
 class Sessions:
     """The most recently used sessions, by client and session id; a forgotten one only costs a prefill."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._epochs: OrderedDict[tuple[str, str], Epoch] = OrderedDict()
+        self._epochs: OrderedDict[Key, Epoch] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._epochs)
 
-    def epoch_of(self, session: tuple[str, str]) -> Epoch | None:
+    def epoch_of(self, session: Key) -> Epoch | None:
         return self._epochs.get(session)
 
-    def saw(self, session: tuple[str, str], epoch: Epoch) -> None:
+    def saw(self, session: Key, epoch: Epoch) -> None:
         self._epochs[session] = epoch
         self._epochs.move_to_end(session)
         if len(self._epochs) > self._limit:

@@ -60,7 +60,7 @@ def _files(disk: DiskCounts | None) -> str:
     if disk is None:
         return ""
     lost = f", {disk.num_dropped + disk.num_failed} not written, {disk.num_set_aside} damaged"
-    return f"; files: {disk.num_written} written, {disk.num_loaded} read{lost}"
+    return f"; files: {disk.num_written} written, {disk.num_read} read{lost}"
 
 
 def _megabytes(stage: StageCache, num_blocks: int) -> str:

@@ -48,8 +48,9 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--cache-tokens", type=int, metavar="N", help="of these, as many may stay in the prefix cache; 0: no cache"
     )
     memory.add_argument(
-        "--disk-directory", metavar="DIR", help="also keep the cache in files there, for the next start"
+        "--disk-directory", metavar="DIR", help="also keep the cache in files there, for later and for the next start"
     )
+    memory.add_argument("--snapshot-directory", metavar="DIR", help="where snapshots are exported to and imported from")
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
 
 
@@ -62,7 +63,16 @@ def planned_cluster(
     from stagewire.cluster.local import LocalCluster
     from stagewire.cluster.spec import StageLimits
 
-    disk = options.disk_directory and str(Path(options.disk_directory).expanduser().absolute())
+    disk, snapshots = (
+        name and str(Path(name).expanduser().absolute())
+        for name in (options.disk_directory, options.snapshot_directory)
+    )
+    limits = StageLimits(
+        kv_tokens=options.kv_tokens,
+        cache_tokens=options.cache_tokens,
+        disk_directory=disk,
+        snapshot_directory=snapshots,
+    )
     return LocalCluster(
         options.model,
         stages=options.stages,
@@ -73,7 +83,7 @@ def planned_cluster(
         precision=options.precision,
         conditions=dict(options.wire_condition),
         broker=broker,
-        limits=StageLimits(kv_tokens=options.kv_tokens, cache_tokens=options.cache_tokens, disk_directory=disk),
+        limits=limits,
         log_dir=None if options.log_dir is None else Path(options.log_dir),
         progress=progress,
     )

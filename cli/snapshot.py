@@ -1,4 +1,4 @@
-"""Keep the beginning of prompts in the stages' memory, under a name, until it is freed.
+"""Keep the beginning of prompts in the stages' memory, under a name, until it is freed; write it to files and back.
 
 Whoever sends a prompt that begins with the same tokens finds them, whatever else has been asked meanwhile.
 """
@@ -7,30 +7,47 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
-from stagewire.wire.errors import SettingsError
+from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 if TYPE_CHECKING:
+    from stagewire.client import Client
     from stagewire.wire.snapshots import Snapshots
 
 EXAMPLES = """\
 examples:
   stagewire snapshot save rules "You are a helpful assistant. Answer in one sentence."
   stagewire snapshot list
+  stagewire snapshot describe rules --json
+  stagewire snapshot rename rules short-rules
+  stagewire snapshot export short-rules rules-v1
+  stagewire snapshot import rules rules-v1
   stagewire snapshot free rules
 
 `save` takes the text as it is, without a chat template. Snapshots belong to a client: `--client-id` says which, and
-only one client of a name can be there at a time. They last as long as the pipeline that holds them.
+only one client of a name can be there at a time. They last as long as the pipeline that holds them. `export` has every
+stage write a file into its --snapshot-directory (of `stagewire up` and `stagewire stage`); `import` brings that back,
+later, for any client, and into any pipeline with the same model, precision and cut.
 """
+
+_WORDS = {
+    "save": ("NAME", "PROMPT"),
+    "list": (),
+    "describe": ("NAME",),
+    "rename": ("NAME", "NEW_NAME"),
+    "export": ("NAME", "[FILE]"),
+    "import": ("NAME", "FILE"),
+    "free": ("NAME",),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=["save", "list", "free"], help="what to do")
-    parser.add_argument("name", nargs="?", help="of the snapshot; for save and free")
-    parser.add_argument("prompt", nargs="?", help="what to keep; for save")
+    parser.add_argument("action", choices=[*_WORDS], help="what to do")
+    parser.add_argument("name", nargs="?", help="of the snapshot; for all but list")
+    parser.add_argument("value", nargs="?", help="the prompt to save, the new name, or the file's name")
     parser.add_argument(
         "--client-id", metavar="NAME", default="stagewire-cli", help="whose snapshots (default: %(default)s)"
     )
@@ -41,23 +58,46 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check(options)
     with connect(options, client_id=options.client_id) as client:
-        if options.action == "save":
-            client.session().snapshot(options.name, options.prompt)
-        snapshots = client.free_snapshot(options.name) if options.action == "free" else client.snapshots()
+        snapshots = _perform(client, options)
     print(json.dumps(asdict(snapshots)) if options.json else "\n".join(describe(snapshots)))
     return 1 if snapshots.silent else 0
 
 
+def _perform(client: Client, options: argparse.Namespace) -> Snapshots:
+    match options.action:
+        case "save":
+            client.session().snapshot(options.name, options.value)
+        case "import":
+            client.session().import_snapshot(options.name, options.value)
+        case "rename":
+            return client.rename_snapshot(options.name, options.value)
+        case "export":
+            return client.export_snapshot(options.name, options.value)
+        case "free":
+            return client.free_snapshot(options.name)
+    snapshots = client.snapshots()
+    if options.action != "describe":
+        return snapshots
+    items = tuple(one for one in snapshots.items if one.name == options.name)
+    if not items:
+        raise StagewireError(f"there is no snapshot {options.name!r} of this client", ErrorCode.SNAPSHOT_NOT_FOUND)
+    return replace(snapshots, items=items)
+
+
 def _check(options: argparse.Namespace) -> None:
-    wanted = {"save": 2, "free": 1, "list": 0}[options.action]
-    given = sum(value is not None for value in (options.name, options.prompt))
-    if given != wanted:
-        words = ["", " NAME", " NAME PROMPT"][wanted]
-        raise SettingsError(f"expected: stagewire snapshot {options.action}{words}")
+    words = _WORDS[options.action]
+    num_given = sum(value is not None for value in (options.name, options.value))
+    if not len([word for word in words if word[0] != "["]) <= num_given <= len(words):
+        raise SettingsError(" ".join(["expected: stagewire snapshot", options.action, *words]))
 
 
 def describe(snapshots: Snapshots) -> list[str]:
     """The answer in lines for people."""
-    lines = [f"{one.name}: {one.num_tokens} tokens, pipeline {one.pipeline}" for one in snapshots.items]
+    lines = []
+    for one in snapshots.items:
+        at_once = ", decodes at once" if one.has_logits else ""
+        lines.append(
+            f"{one.name}: {one.num_tokens} tokens in {one.num_blocks} blocks{at_once}, pipeline {one.pipeline}"
+        )
     lines += [f"{stage_id}: no answer" for stage_id in snapshots.silent]
     return lines or ["no snapshots"]

@@ -43,8 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "precision": "of weights and products",
         "kv_tokens": "tokens whose keys and values fit into memory",
         "cache_tokens": "of these, as many may stay in the prefix cache when no request uses them; 0: no cache",
-        "disk_directory": "also keep the cache in files there, for the next start (default: no files)",
+        "disk_directory": "also keep the cache in files there, for later and for the next start (default: no files)",
         "disk_bytes": "how much that directory may hold",
+        "snapshot_directory": "where snapshots are exported to and imported from (default: neither)",
         "bind": "where this stage listens for its neighbours",
     }
     add_settings(parser, StageSettings, described)

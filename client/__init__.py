@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 from stagewire.client.aio import AsyncClient, AsyncGeneration, AsyncSession
-from stagewire.client.client import Client, Session
+from stagewire.client.client import Client
 from stagewire.client.generation import Generation
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.caches import Caches, StageCache
 from stagewire.wire.errors import (

@@ -25,7 +25,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate, ModelInfo
 from stagewire.wire.request import SnapshotWish
 from stagewire.wire.sampling import SamplingParams
-from stagewire.wire.snapshots import Snapshots
+from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
@@ -165,6 +165,18 @@ class AsyncClient:
         """See `Client.snapshots`."""
         return await asyncio.to_thread(self._client.snapshots)
 
+    async def snapshot_info(self, name: str) -> SnapshotInfo | None:
+        """See `Client.snapshot_info`."""
+        return await asyncio.to_thread(self._client.snapshot_info, name)
+
+    async def rename_snapshot(self, name: str, new_name: str) -> Snapshots:
+        """See `Client.rename_snapshot`."""
+        return await asyncio.to_thread(self._client.rename_snapshot, name, new_name)
+
+    async def export_snapshot(self, name: str, file: str | None = None) -> Snapshots:
+        """See `Client.export_snapshot`."""
+        return await asyncio.to_thread(self._client.export_snapshot, name, file)
+
     async def free_snapshot(self, name: str) -> Snapshots:
         """See `Client.free_snapshot`."""
         return await asyncio.to_thread(self._client.free_snapshot, name)
@@ -229,6 +241,7 @@ class AsyncSession:
         ignore_eos: bool = False,
         detokenize: bool = False,
         snapshot: SnapshotWish | None = None,
+        restore: str | None = None,
     ) -> AsyncGeneration:
         """See `Session.generate`."""
         prompt = prompt_of(
@@ -242,6 +255,7 @@ class AsyncSession:
             ignore_eos,
             detokenize,
             snapshot,
+            restore,
         )
         return await self._client.start(prompt, self.session_id, self._model)
 
@@ -259,4 +273,10 @@ class AsyncSession:
             text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
         )
         async with given as generation:
+            return kept_tokens(await generation.wait(), name)
+
+    async def import_snapshot(self, name: str, file: str) -> int:
+        """See `Session.import_snapshot`."""
+        wish = SnapshotWish(name, file=file)
+        async with await self.generate(prompt_token_ids=[], max_tokens=0, snapshot=wish) as generation:
             return kept_tokens(await generation.wait(), name)

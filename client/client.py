@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 from stagewire.client.cards import CardCache, checked_card
 from stagewire.client.generation import Generation
 from stagewire.client.loop import ClientLoop
-from stagewire.client.prompt import Message, Prompt, prompt_of
-from stagewire.client.result import kept_tokens
+from stagewire.client.prompt import Prompt
+from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
 from stagewire.wire.caches import AskCaches, Caches
@@ -21,15 +20,14 @@ from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import BrokerWelcome, Card, Generate, GetCard, GetStatus, ModelInfo
-from stagewire.wire.request import SnapshotWish
-from stagewire.wire.sampling import SamplingParams
-from stagewire.wire.snapshots import AskSnapshots, Snapshots
+from stagewire.wire.snapshots import AskSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
     from stagewire.client.text.tokenizer import Tokenizer
 
 _ANSWER_S = 10.0
+_EXPORT_S = 70.0
 
 
 class Client:
@@ -98,7 +96,15 @@ class Client:
         Raises:
             StagewireError: as `models`.
         """
-        return self._ask_snapshots(None)
+        return self._order_snapshots(SnapshotOrder())
+
+    def snapshot_info(self, name: str) -> SnapshotInfo | None:
+        """What is known of one snapshot; None if there is none of this name.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return next((one for one in self.snapshots().items if one.name == name), None)
 
     def free_snapshot(self, name: str) -> Snapshots:
         """Give up a snapshot, on every pipeline that has it; returns those that are left.
@@ -106,11 +112,34 @@ class Client:
         Raises:
             StagewireError: as `models`.
         """
-        return self._ask_snapshots(name)
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.FREE, name))
 
-    def _ask_snapshots(self, free: str | None) -> Snapshots:
-        answer = self._ask(AskSnapshots(free))
+    def rename_snapshot(self, name: str, new_name: str) -> Snapshots:
+        """Give a snapshot another name; one that had it is freed.
+
+        Raises:
+            StagewireError: SNAPSHOT_NOT_FOUND; INVALID_REQUEST, the new name is none; else as `models`.
+        """
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.RENAME, name, new_name))
+
+    def export_snapshot(self, name: str, file: str | None = None) -> Snapshots:
+        """Have every stage write its part into its snapshot directory, as `file` (default: `name`).
+
+        `Session.import_snapshot` brings it back, for any client, into a pipeline of the same cut. Export under the
+        same file name again to replace it.
+
+        Raises:
+            StagewireError: SNAPSHOT_NOT_FOUND; SNAPSHOT_FILE, a stage has no directory or cannot write there, or the
+                file is another client's; INVALID_REQUEST, the file's name is none; else as `models`.
+        """
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.EXPORT, name, file or name))
+
+    def _order_snapshots(self, order: SnapshotOrder) -> Snapshots:
+        is_export = order.action is SnapshotAction.EXPORT
+        answer = self._ask(AskSnapshots(order), _EXPORT_S if is_export else None)
         assert isinstance(answer, Snapshots)
+        if answer.code:
+            raise StagewireError(answer.detail, answer.code)
         return answer
 
     def connect(self) -> None:
@@ -171,9 +200,10 @@ class Client:
         self._cards.put(digest, data)
         return card
 
-    def _ask(self, message: WireMessage | None) -> WireMessage:
-        timeout_s = max(self.settings.connect_timeout_s, 0.01) if message is None else _ANSWER_S
-        timeout_s = min(timeout_s, self.settings.connect_timeout_s)
+    def _ask(self, message: WireMessage | None, timeout_s: float | None = None) -> WireMessage:
+        if timeout_s is None:
+            timeout_s = max(self.settings.connect_timeout_s, 0.01) if message is None else _ANSWER_S
+            timeout_s = min(timeout_s, self.settings.connect_timeout_s)
         future = self.loop.ask(message, timeout_s)
         try:
             return future.result(timeout=timeout_s + 2)
@@ -214,71 +244,3 @@ class Client:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Session:
-    """One conversation of a client; several requests of it may run at the same time."""
-
-    def __init__(self, client: Client, session_id: str, model: str | None) -> None:
-        self._client, self.session_id, self._model = client, session_id, model
-
-    def generate(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        detokenize: bool = False,
-        snapshot: SnapshotWish | None = None,
-    ) -> Generation:
-        """Start an answer and return at once; iterate over it for tokens.
-
-        Exactly one of the first three: `text` as it is, `messages` through the model's chat template, or token ids.
-
-        Args:
-            text: a prompt.
-            messages: `ChatMessage`s, or mappings with `role` and `content`.
-            prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
-            sampling: see `SamplingParams`.
-            max_tokens: at most so many; None goes on to the context's end; 0 only computes the prompt.
-            stop: strings that end the answer; their text is not returned.
-            stop_token_ids: tokens that end it, beside the model's own end tokens.
-            ignore_eos: do not stop at the model's end tokens.
-            detokenize: give text also where the prompt comes in tokens.
-            snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
-
-        Raises:
-            RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
-            StagewireError: no broker answers, where the tokenizer has to be fetched first.
-        """
-        prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos,
-                           detokenize, snapshot)  # fmt: skip
-        return self._client.start(prompt, self.session_id, self._model)
-
-    def snapshot(
-        self,
-        name: str,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-    ) -> int:
-        """Compute a prompt and keep it on all stages under `name` until it is freed; returns its length in tokens.
-
-        It lasts as long as the pipeline does. Any prompt that begins with it finds it there.
-
-        Raises:
-            RequestRefused: as `generate`; SNAPSHOT_LIMIT, too much is kept already.
-            RequestFailed: it could not be computed, or not be kept on all stages.
-        """
-        wish = SnapshotWish(name)
-        given = self.generate(
-            text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
-        )  # fmt: skip
-        with given as generation:
-            return kept_tokens(generation.wait(), name)

@@ -38,6 +38,7 @@ class Prompt:
     ignore_eos: bool
     detokenize: bool
     snapshot: SnapshotWish | None
+    restore: str | None
 
     def __post_init__(self) -> None:
         given = [self.text, self.messages, self.prompt_token_ids]
@@ -88,6 +89,7 @@ class Prompt:
             ignore_eos=self.ignore_eos,
             prompt_token_ids=TokenIds.of(token_ids),
             snapshot=self.snapshot,
+            restore=self.restore,
         )
 
     def transcript(self, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> Transcript:
@@ -110,6 +112,7 @@ def prompt_of(
     ignore_eos: bool,
     detokenize: bool,
     snapshot: SnapshotWish | None,
+    restore: str | None,
 ) -> Prompt:
     """The arguments of `generate` with their defaults filled in.
 
@@ -130,6 +133,7 @@ def prompt_of(
         ignore_eos=ignore_eos,
         detokenize=detokenize,
         snapshot=snapshot,
+        restore=restore,
     )
 
 

@@ -33,7 +33,7 @@ class _Question:
         if isinstance(wanted, AskCaches):
             return isinstance(reply, Caches) and reply.clear == wanted.clear
         if isinstance(wanted, AskSnapshots):
-            return isinstance(reply, Snapshots) and reply.free == wanted.free
+            return isinstance(reply, Snapshots) and reply.order == wanted.order
         return isinstance(reply, Status)
 
 

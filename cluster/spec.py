@@ -23,6 +23,7 @@ class StageLimits:
     cache_tokens: int | None = None
     disk_directory: str | None = None
     disk_bytes: int | None = None
+    snapshot_directory: str | None = None
     max_sequences: int | None = None
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewire.stage.executor import Plan, StepExecutor
-from stagewire.stage.head import HeadCore, HeadInput
-from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext
+from stagewire.stage.file_jobs import JobDone, ReadManifest, WriteManifest
+from stagewire.stage.head import HeadCore, HeadInput, HeadOutput
+from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.tail import Draw, TailCore
 from stagewire.wire.codec import Envelope, Message, encode
@@ -23,12 +24,13 @@ from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import CancelRequest, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
+from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotReport
 from stagewire.wire.tensor import Blob
 
 _FAULT_AGAIN_S = 1.0
 _MAX_QUEUED_STEPS = 64
-_FOR_HEAD = (StartRequest, CancelRequest, StepResult, Miss, Flow)
+_FOR_HEAD = (StartRequest, CancelRequest, StepResult, Miss, Flow, FileDone)
 
 
 class Assembly:
@@ -92,12 +94,12 @@ class Assembly:
             return [SendHead(self._to_head.next(now), message)]
         return []
 
-    def _from_head(self, messages: Iterable[Message], now: float) -> list[Instruction]:
+    def _from_head(self, messages: Iterable[HeadOutput], now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for message in messages:
             if isinstance(message, Fault):
                 return [*out, *self.fail(message.code, message.detail, now)]
-            out.append(SendControl(message))
+            out.append(message if isinstance(message, StartJob) else SendControl(message))
         return out
 
     def fail(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:
@@ -141,12 +143,29 @@ class Assembly:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
         timing = timing.at(self.stage_index, self._queue_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
+        out += [StartJob(job) for job in plan.jobs]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
         assert self._tail is not None
         result, links = self._tail.record(plan.step, draws, (*plan.step.timings, timing), now)
         # The head first: every sequence waits for its next step, and a client's token only for this one send.
         return [*out, *self.tell_head(result, now), *self._perform_links(links, now)]
+
+    # --- files ---
+
+    def finish_job(self, done: JobDone, now: float) -> list[Instruction]:
+        """The file thread is through with a job of this epoch."""
+        if not self.is_sound:
+            return []
+        if isinstance(done.job, ReadManifest | WriteManifest):
+            return self._from_head(self.head.finish_manifest(done, now), now) if self.head else []
+        return self.tell_head(self.executor.files.finish(done), now)
+
+    def ask_snapshots(self, asked: AskHeadSnapshots, now: float) -> list[Instruction]:
+        """The broker's question, for the head."""
+        if self.head is None or not self.is_sound:
+            return [SendControl(SnapshotReport(asked.ticket, ()))]
+        return self._from_head(self.head.snapshots.answer(asked, now), now)
 
     def fail_step(self, step: Step | None, detail: str, now: float) -> list[Instruction]:
         """A step raised, or (None) making the next one: the epoch ends, and its requests with it."""

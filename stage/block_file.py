@@ -34,10 +34,6 @@ class BlockFile:
     def parent(self) -> str:
         return self.name[: 2 * _HEX + 1]
 
-    @property
-    def chain(self) -> bytes:
-        return bytes.fromhex(self.name[2 * _HEX + 2 : 3 * _HEX + 2])
-
 
 def is_block_name(name: str) -> bool:
     """Whether a file of this name is one of ours."""
@@ -63,6 +59,11 @@ def newest_chains(files: Iterable[BlockFile]) -> list[BlockFile]:
     return list(ordered.values())
 
 
+def block_name(numerics: bytes, before: bytes, chain: bytes) -> str:
+    """The file of the block of this chain hash, behind the one with that before it."""
+    return f"{numerics.hex()}-{before.hex()}-{chain.hex()}.kv"
+
+
 class BlockFileError(ModelError):
     """A file is damaged, cut off, or not what its name says; nothing of it is used."""
 
@@ -81,7 +82,7 @@ class StoredBlock:
     @property
     def name(self) -> str:
         """The file's name: one key, one file, whoever writes it; it tells which block comes before."""
-        return f"{self.numerics.hex()}-{self.before.hex()}-{self.chain.hex()}.kv"
+        return block_name(self.numerics, self.before, self.chain)
 
 
 def encode_block(block: StoredBlock) -> bytes:

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.executor import StepExecutor
-from stagewire.stage.head import HeadCore, HeadLimits
+from stagewire.stage.file_jobs import JobDone
+from stagewire.stage.head import HeadCore, Sources
+from stagewire.stage.head_files import Reach, reach_nothing
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
+from stagewire.stage.stage_files import StageFiles
 from stagewire.stage.tail import TailCore
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
@@ -32,7 +36,7 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
-from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,7 @@ class StageParts:
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
     disk_counts: Callable[[], DiskCounts | None] = lambda: None
+    reach: Reach = reach_nothing
 
 
 class StageCore:
@@ -89,7 +94,9 @@ class StageCore:
         if isinstance(message, AskCache):
             return [SendControl(CacheReport(message.ticket, self._cache(message.clear)))]
         if isinstance(message, AskHeadSnapshots):
-            return [SendControl(SnapshotReport(message.ticket, self._snapshots(message)))]
+            if self.assembly:
+                return self.assembly.ask_snapshots(message, now)
+            return [SendControl(SnapshotReport(message.ticket, ()))]
         if isinstance(message, RegisterRefused):
             return [Exit(message.code, message.detail)]
         if isinstance(message, BadMessage):
@@ -112,7 +119,10 @@ class StageCore:
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
         executor = self._make_executor(message)
-        head = HeadCore(message.epoch, self._parts.head_limits(message), executor.lookup) if is_first else None
+        head = None
+        if is_first:
+            sources = Sources(self._info.model_name, executor.lookup, self._parts.reach)
+            head = HeadCore(message.epoch, self._parts.head_limits(message), sources)
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
         self.assembly = Assembly(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
@@ -121,7 +131,8 @@ class StageCore:
     def _make_executor(self, message: Assemble) -> StepExecutor:
         parts = self._parts
         parts.store.begin_epoch(message.numerics, message.num_blocks, message.cache_blocks, parts.is_row_exact)
-        return StepExecutor(parts.store, parts.hidden_size, message.stage_index)
+        files = StageFiles(message.epoch, message.stage_index, message.num_stages, parts.store)
+        return StepExecutor(parts.store, parts.hidden_size, message.stage_index, files)
 
     def _dissolve(self, epoch: Epoch) -> list[Instruction]:
         self._fence = max(self._fence, epoch)
@@ -151,16 +162,6 @@ class StageCore:
             disk=self._parts.disk_counts(),
         )
 
-    def _snapshots(self, asked: AskHeadSnapshots) -> tuple[SnapshotInfo, ...]:
-        head = self.assembly.head if self.assembly and self.assembly.is_sound else None
-        if self.assembly is None or head is None:
-            return ()
-        if asked.free is not None:
-            head.free_snapshot(asked.client_id, asked.free)
-        pipeline, size = str(self.assembly.epoch), self._info.block_size
-        own = head.snapshots_of(asked.client_id)
-        return tuple(SnapshotInfo(one.name, one.num_tokens, -(-one.num_tokens // size), pipeline) for one in own)
-
     def _relayed(self, relay: RelayToTail, now: float) -> list[Instruction]:
         if self.assembly is None or self.assembly.epoch != relay.epoch:
             self.num_dropped += 1
@@ -180,6 +181,11 @@ class StageCore:
             self.num_dropped += 1
             return []
         return self.assembly.handle_ring(envelope, message, now)
+
+    def handle_file(self, done: JobDone, now: float) -> list[Instruction]:
+        """The file thread is through with a job; that of a dead epoch is of no use."""
+        is_ours = self.assembly is not None and self.assembly.epoch == done.job.epoch
+        return self.assembly.finish_job(done, now) if self.assembly and is_ours else []
 
     def handle_link(self, client_id: str, link: int, message: Message, now: float) -> list[Instruction]:
         """A message of a client on a direct link."""

@@ -1,26 +1,24 @@
-"""Between a stage's KV store, its operators' memory and the files: blocks that get public go to disk, and come back.
+"""Between a stage's KV store, its operators' memory and the disk tier: blocks that get public are written to files.
 
-All of it happens between steps: a few blocks are copied in each turn of the loop, files are read when a pipeline is
-assembled.
+A few are copied between two steps, in each turn of the loop. It knows what could be read back; a request reads it.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 
-from stagewire.stage.block_file import StoredBlock
+import numpy as np
+
+from stagewire.stage.block_file import StoredBlock, block_name
 from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import Operators
-from stagewire.stage.prefix_index import Entry
+from stagewire.stage.prefix_index import TOKEN_BYTES, Entry, chain_hash
 from stagewire.wire.caches import DiskCounts
 
-log = logging.getLogger("stagewire.stage")
-
 _BLOCKS_PER_TURN = 8
-_MAX_LOAD_S = 2.0
 _CLOSE_S = 5.0
 _MAX_WAITING = 65_536
 
@@ -31,7 +29,6 @@ class DiskCache:
     def __init__(self, store: KvStore, operators: Operators, tier: DiskTier) -> None:
         self._store, self._operators, self.tier = store, operators, tier
         self._waiting: deque[tuple[bytes, Entry]] = deque(maxlen=_MAX_WAITING)
-        self._num_loaded = 0
         store.cache.is_recording = True
 
     @property
@@ -41,26 +38,21 @@ class DiskCache:
     def counts(self) -> DiskCounts:
         """What has happened to files since the start."""
         tier = self.tier
-        return DiskCounts(tier.num_written, tier.num_dropped, tier.num_failed, self._num_loaded, tier.num_set_aside)
+        return DiskCounts(tier.num_written, tier.num_dropped, tier.num_failed, tier.num_read, tier.num_set_aside)
 
-    def load(self) -> int:
-        """Bring back what the files hold for the epoch that has just begun; returns the number of blocks."""
-        numerics, known = self._store.cache.numerics, self._store.prefixes()
-        blocks = self.tier.load(numerics, known, self._store.num_adoptable, _MAX_LOAD_S)
-        num_loaded = sum(self._adopt(block) for block in blocks)
-        self._num_loaded += num_loaded
-        if blocks:
-            log.info("event=disk_tier_loaded blocks=%d of=%d", num_loaded, len(blocks))
-        return num_loaded
-
-    def _adopt(self, block: StoredBlock) -> bool:
-        if len(block.content) != self._operators.block_bytes:
-            return False
-        target = self._store.adopt(block.before, block.chain, block.token_bytes, block.depth)
-        if target is None:
-            return False
-        self._operators.write_block(target, block.content)
-        return True
+    def reach(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """How many of these tokens, in full blocks, the memory holds, and how many with the files behind them."""
+        store, tokens = self._store, np.array(token_ids, np.int32)
+        chain, num_held = store.cache.chain(tokens)
+        size, num_blocks = store.block_size, num_held
+        token_bytes, block_bytes = tokens.tobytes(), size * TOKEN_BYTES
+        while (num_blocks + 1) * size <= len(tokens):
+            before, part = chain, token_bytes[num_blocks * block_bytes : (num_blocks + 1) * block_bytes]
+            chain = chain_hash(before, part)
+            if not self.tier.has(block_name(store.cache.numerics, before, chain)):
+                break
+            num_blocks += 1
+        return num_held * size, num_blocks * size
 
     def pump(self) -> None:
         """Hand a few of the blocks that got public to the writer; those that are gone again are left out."""

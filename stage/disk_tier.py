@@ -12,18 +12,21 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from pathlib import Path
 
 from stagewire.stage.block_file import (
     BlockFile,
     BlockFileError,
     StoredBlock,
+    block_name,
     decode_block,
     encode_block,
     is_block_name,
     newest_chains,
 )
+from stagewire.stage.file_jobs import Staged
+from stagewire.stage.prefix_index import TOKEN_BYTES, chain_hash
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 log = logging.getLogger("stagewire.stage")
@@ -51,9 +54,11 @@ class DiskTier:
             raise SettingsError(detail, ErrorCode.INVALID_SETTING) from error
         self._queue: queue.Queue[StoredBlock | None] = queue.Queue(_MAX_QUEUED)
         self._forget_leftovers()
+        self._names: set[str] = set()
+        self.refresh()
         self._num_bytes = sum(file.num_bytes for file in self._files())
         self._paused_until = 0.0
-        self.num_written = self.num_dropped = self.num_failed = self.num_set_aside = 0
+        self.num_written = self.num_dropped = self.num_failed = self.num_read = self.num_set_aside = 0
         self._thread = threading.Thread(target=self._write_all, name="disk-tier", daemon=True)
         self._thread.start()
 
@@ -91,6 +96,7 @@ class DiskTier:
         path = self._directory / name
         if path.exists():
             os.utime(path)
+            self._names.add(name)
             return
         aside = self._directory / f".{name}.{os.getpid()}"
         try:
@@ -101,6 +107,7 @@ class DiskTier:
                 aside.unlink(missing_ok=True)
             raise
         self.num_written += 1
+        self._names.add(name)
         self._num_bytes += len(data)
         if self._num_bytes > self._budget_bytes:
             self._shrink()
@@ -113,6 +120,7 @@ class DiskTier:
             file = files.pop()
             with contextlib.suppress(OSError):
                 (self._directory / file.name).unlink()
+            self._names.discard(file.name)
             self._num_bytes -= file.num_bytes
 
     def _files(self) -> Iterator[BlockFile]:
@@ -133,24 +141,47 @@ class DiskTier:
 
     # --- reading ---
 
-    def load(self, numerics: bytes, known: Set[bytes], max_blocks: int, max_s: float) -> list[StoredBlock]:
-        """Of the blocks of this arithmetic the `max_blocks` whose chains were written last, beginnings first.
+    def has(self, name: str) -> bool:
+        """Whether a file of this name was there at the last look; it costs no look."""
+        return name in self._names
 
-        Those with the chain hashes `known` are left alone. It stops after `max_s`. A file that is not what it should be
-        is set aside under another name, and counted.
+    def refresh(self) -> None:
+        """Look at what there is: others write to the directory as well."""
+        self._names = {file.name for file in self._files()}
+
+    def fetch(self, numerics: bytes, before: bytes, depth: int, token_bytes: bytes, block_bytes: int) -> Staged:
+        """The blocks of these tokens from `depth` on, as far as there are files; the last may be a partial one.
+
+        A file that is not what it should be is set aside under another name, and counted.
+
+        Args:
+            numerics: of this arithmetic.
+            before: chain hash through the block before.
+            depth: of the first block in its sequence.
+            token_bytes: int32 tokens from there on.
+            block_bytes: length of the tokens of a whole block.
         """
-        until = time.monotonic() + max_s
-        files = newest_chains(file for file in self._files() if file.name.startswith(numerics.hex()))
-        own = [file for file in files if file.chain not in known][:max_blocks]
-        blocks: list[StoredBlock] = []
-        for file in own:
-            if time.monotonic() > until:
-                log.warning("event=disk_tier_slow loaded=%d of=%d", len(blocks), len(own))
+        contents: list[bytes] = []
+        num_bytes = 0
+        while num_bytes < len(token_bytes):
+            block = self._fetch_longest(numerics, before, token_bytes[num_bytes : num_bytes + block_bytes])
+            if block is None or block.depth != depth + len(contents):
                 break
-            block = self._read(self._directory / file.name)
-            if block is not None:
-                blocks.append(block)
-        return blocks
+            contents.append(block.content)
+            before, num_bytes = block.chain, num_bytes + len(block.token_bytes)
+            if len(block.token_bytes) < block_bytes:
+                break
+        return Staged(depth, token_bytes[:num_bytes], tuple(contents))
+
+    def _fetch_longest(self, numerics: bytes, before: bytes, token_bytes: bytes) -> StoredBlock | None:
+        for num_bytes in range(len(token_bytes), 0, -TOKEN_BYTES):
+            chain = chain_hash(before, token_bytes[:num_bytes])
+            if self.has(name := block_name(numerics, before, chain)):
+                block = self._read(self._directory / name)
+                if block is not None and block.token_bytes == token_bytes[:num_bytes]:
+                    self.num_read += 1
+                    return block
+        return None
 
     def _read(self, path: Path) -> StoredBlock | None:
         try:
@@ -160,8 +191,11 @@ class DiskTier:
             log.warning("event=block_file_set_aside detail=%r", error.detail)
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".bad"))
+        except FileNotFoundError:
+            pass  # somebody else has made room
         except OSError as error:
             log.warning("event=block_file_unreadable detail=%r", str(error))
+        self._names.discard(path.name)
         return None
 
     # --- the end ---

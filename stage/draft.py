@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from stagewire.stage.sequence import Sequence
-from stagewire.wire.ring import SequenceFinish, SequenceStart, Slice, Step
+from stagewire.wire.ring import FileOrder, SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
 Lookup = Callable[[int, Items[int], Items[int], int, bool], int]
@@ -44,7 +44,7 @@ class Draft:
         self.token_ids.extend(token_ids)
         self.taken.add(piece.seq_id)
 
-    def step(self, step_id: int, finishes: Items[SequenceFinish]) -> Step:
+    def step(self, step_id: int, finishes: Items[SequenceFinish], orders: Items[FileOrder]) -> Step:
         """The step as it leaves the head."""
         return Step(
             step_id=step_id,
@@ -55,4 +55,5 @@ class Draft:
             timings=(),
             token_ids=TokenIds.of(self.token_ids),
             hidden_states=None,
+            orders=tuple(orders),
         )

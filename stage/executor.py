@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stagewire.stage.file_jobs import FileJob, Staged
 from stagewire.stage.kv_blocks import Behind, Copy, OutOfBlocks
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import Batch, Operators, SequenceRows
+from stagewire.stage.prefix_index import TOKEN_BYTES
+from stagewire.stage.stage_files import StageFiles
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.request import NO_STATISTICS, StageTiming
 from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
@@ -29,10 +32,19 @@ class StepFailed(StagewireError):
 
 
 @dataclass(frozen=True, slots=True)
+class Write:
+    """Block `block` gets this content, which was read from a file."""
+
+    block: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A step made ready: `step` with its misses marked, the rows to compute (None: nothing), their input.
 
-    `copies` of KV blocks come first, in this order.
+    `writes` of what was read from files come first, then `copies` of KV blocks, each in their order. `jobs` begin after
+    the pass.
     """
 
     step: Step
@@ -40,9 +52,13 @@ class Plan:
     hidden_states: npt.NDArray[np.float32] | None
     misses: tuple[Miss, ...]
     copies: tuple[Copy, ...]
+    writes: tuple[Write, ...] = ()
+    jobs: tuple[FileJob, ...] = ()
 
     def compute(self, operators: Operators) -> npt.NDArray[np.float32] | None:
-        """Copy what has to be copied, and run the layers if there are rows for them."""
+        """Write and copy what has to be, and run the layers if there are rows for them."""
+        for write in self.writes:
+            operators.write_block(write.block, write.content)
         for copy in self.copies:
             operators.copy_block(copy.source, copy.target)
         return operators.forward(self.batch, self.hidden_states) if self.batch else None
@@ -51,8 +67,8 @@ class Plan:
 class StepExecutor:
     """Sequences of one pipeline epoch in this stage's KV store."""
 
-    def __init__(self, store: KvStore, hidden_size: int, stage_index: int) -> None:
-        self._store = store
+    def __init__(self, store: KvStore, hidden_size: int, stage_index: int, files: StageFiles) -> None:
+        self._store, self.files = store, files
         self._hidden_size, self._stage_index = hidden_size, stage_index
         self._is_first = stage_index == 0
 
@@ -79,7 +95,8 @@ class StepExecutor:
         self._check_sizes(step)
         self._begin(step.step_id, step.releases)
         pieces = list(self._pieces(step))
-        slices = [self._restore(piece, token_ids) for piece, token_ids in pieces]
+        writes: list[Write] = []
+        slices = [self._restore(piece, token_ids, writes) for piece, token_ids in pieces]
         copies: list[Copy] = []
         slices = [self._append(piece, ids, copies) for piece, (_, ids) in zip(slices, pieces, strict=True)]
         slices = [self._keep(piece) if piece.keep else piece for piece in slices]
@@ -90,12 +107,15 @@ class StepExecutor:
         ]
         batch = self._batch(slices, [ids for _, ids in pieces])
         planned = self._planned(step, tuple(slices))
-        return Plan(planned, batch, self._input(step, slices, bool(misses)), tuple(misses), tuple(copies))
+        hidden_states = self._input(step, slices, bool(misses))
+        jobs = tuple(self.files.job(order) for order in step.orders)
+        return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies), tuple(writes), jobs)
 
     def _begin(self, step_id: int, releases: Sequence[int]) -> None:
         self._store.begin_step(step_id)
         for seq_id in releases:
             self._store.release(seq_id)
+            self.files.forget(seq_id)
 
     @staticmethod
     def _pieces(step: Step) -> Iterator[tuple[Slice, TokenArray]]:
@@ -115,7 +135,7 @@ class StepExecutor:
 
     # --- restoring ---
 
-    def _restore(self, piece: Slice, token_ids: TokenArray) -> Slice:
+    def _restore(self, piece: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
         """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
 
         A restore-and-decode that has shrunk is missed: of what it would compute nothing goes on from here.
@@ -128,8 +148,26 @@ class StepExecutor:
             is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
             return piece if is_held else replace(piece, num_restored=0, missed=True)
         held = self._store.restore(piece.seq_id, token_ids, piece.num_restored)
+        if held < piece.num_restored and (staged := self.files.take(piece.seq_id)):
+            held = self._unstage(piece, token_ids, held, staged, writes)
         is_short = piece.phase is Phase.TRY_RESTORE_DECODE and held < piece.num_tokens - 1
         return replace(piece, num_restored=held, missed=piece.missed or is_short)
+
+    def _unstage(self, piece: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
+        """Put what was read behind the `held` tokens into blocks of the sequence; returns how many it holds then."""
+        size = self._store.block_size
+        first = held // size
+        skipped = (first - staged.depth) * size * TOKEN_BYTES
+        end = min(piece.num_restored, staged.depth * size + len(staged.token_bytes) // TOKEN_BYTES)
+        wanted = token_ids[first * size : end]
+        if skipped < 0 or end <= held or staged.token_bytes[skipped : skipped + wanted.nbytes] != wanted.tobytes():
+            return held
+        self._take(self._store.append(piece.seq_id, first * size, wanted, is_prompt=False), piece)
+        blocks = self._store.block_table(piece.seq_id)[first:].tolist()
+        contents = staged.contents[first - staged.depth :]
+        writes += [Write(block, content) for block, content in zip(blocks, contents, strict=False)]
+        self._store.cache.count_restored(end - held, num_fetched=end - held)
+        return end
 
     # --- appending ---
 
@@ -142,14 +180,19 @@ class StepExecutor:
             rows, token_ids = piece.as_decode(), token_ids[-1:]
         is_decode = rows.phase is Phase.DECODE
         made = self._store.append(rows.seq_id, rows.pos_start, token_ids, is_decode=is_decode, is_prompt=is_prompt)
-        if isinstance(made, OutOfBlocks):
-            # The head accounts for every block: this is a bug of ours, or a lost message. Never guess.
-            raise StepFailed(f"no KV block left for sequence {piece.seq_id}")
+        made = self._take(made, piece)
         if isinstance(made, Behind):
             return replace(piece, missed=True)
         if made is not None:
             copies.append(made)
         return piece
+
+    @staticmethod
+    def _take(made: OutOfBlocks | Behind | Copy | None, piece: Slice) -> Behind | Copy | None:
+        """The head accounts for every block: a missing one is a bug of ours, or a lost message. Never guess."""
+        if isinstance(made, OutOfBlocks):
+            raise StepFailed(f"no KV block left for sequence {piece.seq_id}")
+        return made
 
     def _keep(self, piece: Slice) -> Slice:
         keep = piece.keep

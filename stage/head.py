@@ -8,48 +8,62 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
+from stagewire.stage.file_jobs import JobDone
+from stagewire.stage.head_files import FileWait, HeadFiles, Reach, reach_nothing
+from stagewire.stage.head_limits import HeadLimits
+from stagewire.stage.instructions import StartJob
 from stagewire.stage.scheduler import Scheduler
-from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
-from stagewire.stage.snapshots import MAX_SNAPSHOTS, Snapshot
+from stagewire.stage.snapshot_desk import SnapshotDesk
+from stagewire.stage.snapshot_file import is_file_name
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_NAME_CHARS, MAX_STOP_TOKENS
 from stagewire.wire.request import FinishReason, Usage
-from stagewire.wire.ring import CancelRequest, Flow, Miss, SequenceFinish, StartRequest, Step, StepResult
+from stagewire.wire.ring import (
+    CancelRequest,
+    FileAction,
+    FileDone,
+    Flow,
+    Miss,
+    SequenceFinish,
+    StartRequest,
+    Step,
+    StepResult,
+)
+from stagewire.wire.snapshots import SnapshotReport
 
 TOMBSTONE_S = 60.0
 """How long the ids of cancelled and ended requests are remembered."""
 _MAX_TOMBSTONES = 100_000
 _REPORT_AGAIN_S = 1.0
 
-HeadInput = StartRequest | CancelRequest | StepResult | Miss | Flow | RequestEndedAck
-HeadOutput = GenerateAck | RequestEnded | Fault
+HeadInput = StartRequest | CancelRequest | StepResult | Miss | Flow | FileDone | RequestEndedAck
+HeadOutput = GenerateAck | RequestEnded | Fault | SnapshotReport | StartJob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLimits:
-    """What requests are checked against, and when a step is overdue."""
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the head's own stage knows: the model's name, its cache, and what files hold behind that."""
 
-    scheduler: SchedulerLimits
-    context_length: int
-    vocab_size: int
-    end_token_ids: tuple[int, ...]
-    step_deadline_s: float
-
-    def max_total_tokens(self, num_pinned_blocks: int) -> int:
-        """Tokens that one sequence may ever hold: the context, or what snapshots leave of the smallest KV pool."""
-        num_blocks = self.scheduler.num_blocks - num_pinned_blocks
-        return min(self.context_length - 1, num_blocks * self.scheduler.block_size)
+    model: str = ""
+    lookup: Lookup = no_lookup
+    reach: Reach = reach_nothing
 
 
 class HeadCore:
     """All requests of one pipeline epoch, from the feed to their reported ending."""
 
-    def __init__(self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup) -> None:
+    def __init__(self, epoch: Epoch, limits: HeadLimits, sources: Sources | None = None) -> None:
+        sources = sources or Sources()
         self._epoch, self._limits = epoch, limits
-        self.scheduler = Scheduler(limits.scheduler, lookup)
+        self.scheduler = Scheduler(limits.scheduler, sources.lookup)
+        self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.reach)
+        self.snapshots = SnapshotDesk(
+            epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
+        )  # fmt: skip
+        self._importing: dict[int, Sequence] = {}
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -77,6 +91,9 @@ class HeadCore:
             self.scheduler.miss(message)
         elif isinstance(message, Flow):
             self._set_paused(message)
+        elif isinstance(message, FileDone):
+            wait = self._files.take(message)
+            return self._end_wait(wait) if wait else []
         else:
             self._reports.pop(message.request_id, None)
         return []
@@ -88,9 +105,10 @@ class HeadCore:
         if overdue is not None:
             detail = f"step {overdue} took longer than {self._limits.step_deadline_s} s"
             return [Fault(self._epoch, ErrorCode.STAGE_LOST, detail)]
+        late = [output for wait in self._files.overdue(now) for output in self._end_wait(wait)]
         due = [report for at, report in self._reports.values() if now - at >= _REPORT_AGAIN_S]
         self._reports.update({report.request_id: (now, report) for report in due})
-        return [*due]
+        return [*late, *due]
 
     def _forget_tombstones(self, now: float) -> None:
         """Both tables are in order of time, so the old ones come first."""
@@ -107,25 +125,30 @@ class HeadCore:
         if refusal is not None:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
-        sequence = self._add(request)
+        sequence = self._add(request, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
+        elif request.snapshot and request.snapshot.file is not None:
+            self._importing[sequence.seq_id] = sequence
+            return [self._acknowledge(request), *self.snapshots.start_import(sequence, request.snapshot.file)]
         elif not sequence.token_ids:
             self._finish(sequence, FinishReason.LENGTH)
         return [self._acknowledge(request)]
 
-    def _add(self, request: StartRequest) -> Sequence:
+    def _add(self, request: StartRequest, now: float) -> Sequence:
         if not request.ignore_eos:
             stops = (*request.stop_token_ids, *self._limits.end_token_ids)
             request = replace(request, stop_token_ids=tuple(dict.fromkeys(stops)))
         token_ids = request.prompt_token_ids.to_list()
         budget = request.max_tokens
         if budget is None:
-            budget = self._limits.max_total_tokens(self._num_pinned(request)) - len(token_ids)
+            budget = self._limits.max_total_tokens(self.snapshots.num_pinned(request)) - len(token_ids)
         sequence = Sequence(self._new_seq_id(), request, token_ids, len(token_ids), budget)
         self._by_request[request.request_id] = sequence
-        self._wish(sequence)
         self.scheduler.add(sequence)
+        if sequence.token_ids:
+            self.snapshots.wish(sequence)
+            self._files.fetch(sequence, now)
         return sequence
 
     def _new_seq_id(self) -> int:
@@ -147,14 +170,23 @@ class HeadCore:
             detail = f"prompt {num_prompt} + max_tokens {budget} + 1 exceeds {limit + 1} tokens (context or KV pool)"
             return ErrorCode.CONTEXT_OVERFLOW, detail
         if num_prompt == 0:
-            needs_token = budget > 0
-            return (ErrorCode.DECODE_SEED_MISSING, "no token to start decoding from") if needs_token else None
+            return self._empty_refusal(request, budget)
         token_ids = request.prompt_token_ids.to_numpy()
         low, high = int(token_ids.min()), int(token_ids.max())
         if low < 0 or high >= self._limits.vocab_size:
             detail = f"token id {low if low < 0 else high} is outside 0..{self._limits.vocab_size - 1}"
             return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
-        return self._bias_refusal(request) or self._snapshot_refusal(request)
+        return self._bias_refusal(request) or self.snapshots.refusal(request, self._by_request.values())
+
+    @staticmethod
+    def _empty_refusal(request: StartRequest, budget: int) -> tuple[ErrorCode, str] | None:
+        """Without a prompt there is nothing to decode from, but an exported snapshot may be read."""
+        if budget > 0:
+            return ErrorCode.DECODE_SEED_MISSING, "no token to start decoding from"
+        wish = request.snapshot
+        if wish and (wish.file is None or not is_file_name(wish.file) or not 0 < len(wish.name) <= MAX_NAME_CHARS):
+            return ErrorCode.INVALID_REQUEST, f"snapshot {wish.name!r:.80}: needs a name, and a prompt or a file's name"
+        return None
 
     def _bias_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
         for token_id, _ in request.sampling.logit_bias:
@@ -163,52 +195,36 @@ class HeadCore:
                 return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
         return None
 
-    # --- snapshots ---
+    # --- files ---
 
-    def snapshots_of(self, client_id: str) -> list[Snapshot]:
-        """The complete ones of this client, by name."""
-        return self.scheduler.snapshots.of_client(client_id)
+    def finish_manifest(self, done: JobDone, now: float) -> list[HeadOutput]:
+        """The manifest of an exported snapshot was read or written, for an export or an import."""
+        sequence = self._importing.pop(done.job.seq_id, None)
+        if sequence is None:
+            return [*self.snapshots.finish_export(done, now)]
+        if sequence.state is SequenceState.WAITING:
+            self._import(sequence, done, now)
+        return []
 
-    def free_snapshot(self, client_id: str, name: str) -> None:
-        """Give it up on all stages, with the next step; an unknown name changes nothing."""
-        snapshot = self.scheduler.snapshots.find(client_id, name)
-        if snapshot is not None:
-            self.scheduler.free(snapshot.seq_id)
+    def _import(self, sequence: Sequence, done: JobDone, now: float) -> None:
+        request = self.snapshots.imported(sequence, done)
+        refusal = self._refusal(request) if isinstance(request, StartRequest) else request
+        if refusal or not isinstance(request, StartRequest) or done.manifest is None:
+            self._finish(sequence, FinishReason.FAILED, *(refusal or ()))
+            return
+        sequence.request, sequence.token_ids = request, request.prompt_token_ids.to_list()
+        sequence.num_prompt_tokens = len(sequence.token_ids)
+        self.snapshots.wish(sequence)
+        self.snapshots.order_import(sequence, done.manifest, now)
 
-    def _wish(self, sequence: Sequence) -> None:
-        request = sequence.request
-        if request.snapshot is not None:
-            num_tokens = request.snapshot.num_tokens or sequence.num_prompt_tokens
-            token_ids = sequence.token_ids[:num_tokens]
-            snapshot = Snapshot(self._new_seq_id(), request.client_id, request.snapshot.name, token_ids)
-            self.scheduler.snapshots.wish(snapshot, sequence)
-
-    def _num_pinned(self, request: StartRequest) -> int:
-        """Blocks that snapshots hold once this request's is among them."""
-        snapshots, wish = self.scheduler.snapshots, request.snapshot
-        if wish is None:
-            return snapshots.num_blocks
-        num_tokens = len(request.prompt_token_ids) if wish.num_tokens is None else wish.num_tokens
-        return snapshots.num_blocks + snapshots.blocks_for(num_tokens)
-
-    def _snapshot_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
-        """Whatever is pinned, the longest request that is here must still fit beside it."""
-        wish, num_prompt = request.snapshot, len(request.prompt_token_ids)
-        if wish is None:
-            return None
-        num_tokens = num_prompt if wish.num_tokens is None else wish.num_tokens
-        if not 0 < len(wish.name) <= MAX_NAME_CHARS or not 0 < num_tokens <= num_prompt:
-            detail = f"snapshot {wish.name!r:.80} of {num_tokens} tokens: a name, and 1 to {num_prompt} prompt tokens"
-            return ErrorCode.INVALID_REQUEST, detail
-        needs = [s.num_prompt_tokens + s.max_tokens for s in self._by_request.values()]
-        needs.append(num_prompt + (1 if request.max_tokens is None else request.max_tokens))
-        no_room = max(needs) > self._limits.max_total_tokens(self._num_pinned(request))
-        if no_room or len(self.scheduler.snapshots) >= MAX_SNAPSHOTS:
-            detail = (
-                f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
-            )
-            return ErrorCode.SNAPSHOT_LIMIT, detail
-        return None
+    def _end_wait(self, wait: FileWait) -> list[HeadOutput]:
+        """All stages are through with an order, or it took too long."""
+        if wait.order.action is FileAction.EXPORT:
+            return [*self.snapshots.finish_parts(wait)]
+        failed = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
+        if failed and wait.code and wait.order.action is FileAction.IMPORT:
+            self._finish(failed, FinishReason.FAILED, wait.code, wait.detail)
+        return []
 
     # --- ending ---
 
@@ -220,8 +236,10 @@ class HeadCore:
             # The table stays in order of time: the first cancel counts.
             self._cancelled.setdefault(request_id, now)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason))
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, code: ErrorCode | None = None, detail: str = ""
+    ) -> None:
+        self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason, code, detail))
 
     def _complete(self, result: StepResult, now: float) -> list[HeadOutput]:
         reports: list[HeadOutput] = []
@@ -229,7 +247,8 @@ class HeadCore:
             request_id = sequence.request.request_id
             del self._by_request[request_id]
             if sequence.keep is not None:
-                self.scheduler.free(sequence.keep.seq_id)  # it ended before it got there
+                # It ended before it got there.
+                self.scheduler.release(self.scheduler.snapshots.abandon(sequence.keep))
             usage = item.usage or Usage(sequence.num_prompt_tokens, 0)
             reason = item.finish_reason or FinishReason.FAILED
             report = RequestEnded(request_id, self._epoch, reason, item.code, usage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagewire.stage.file_jobs import FileJob
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.errors import ErrorCode
@@ -46,6 +47,13 @@ class CloseRing:
 
 
 @dataclass(frozen=True, slots=True)
+class StartJob:
+    """Have the file thread do this; `StageCore.handle_file` gets what becomes of it."""
+
+    job: FileJob
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The broker does not want this stage: end the process and say why."""
 
@@ -53,4 +61,6 @@ class Exit:
     detail: str
 
 
-Instruction = SendControl | SendNext | SendHead | ConnectRing | CloseRing | Exit | Dial | CloseLink | SendLink
+Instruction = (
+    SendControl | SendNext | SendHead | ConnectRing | CloseRing | StartJob | Exit | Dial | CloseLink | SendLink
+)

@@ -71,23 +71,6 @@ class BlockPool:
         self._num_used += 1
         return block
 
-    def spare(self) -> int | None:
-        """A free block that nothing has to make way for, or None; the caller keys it and lays it to rest."""
-        num_resting = self._index.num_resting
-        has_room = num_resting < self._max_resting and self._num_used + num_resting < self.capacity
-        return self._free.pop() if has_room and self._free else None
-
-    def put_back(self, block: int) -> None:
-        """A block from `spare` that was not keyed after all."""
-        self._free.append(block)
-
-    @property
-    def num_spare(self) -> int:
-        """How often `spare` gives a block."""
-        num_resting = self._index.num_resting
-        room = min(self._max_resting - num_resting, self.capacity - self._num_used - num_resting)
-        return max(0, min(room, len(self._free)))
-
     def share(self, block: int) -> None:
         """One more reference to a block that is in use or rests."""
         if not self._references[block]:

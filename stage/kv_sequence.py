@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stagewire.stage.prefix_cache import TOKEN_BYTES
-from stagewire.stage.prefix_index import Entry
+from stagewire.stage.prefix_index import TOKEN_BYTES, Entry
 
 
 @dataclass(slots=True)

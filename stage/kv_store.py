@@ -12,8 +12,8 @@ import numpy as np
 
 from stagewire.stage.kv_blocks import Behind, BlockPool, Copy, OutOfBlocks
 from stagewire.stage.kv_sequence import HeldSequence
-from stagewire.stage.prefix_cache import TOKEN_BYTES, PrefixCache, TokenArray
-from stagewire.stage.prefix_index import PrefixIndex
+from stagewire.stage.prefix_cache import PrefixCache, TokenArray
+from stagewire.stage.prefix_index import TOKEN_BYTES, PrefixIndex
 from stagewire.stage.publisher import Publisher
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
 
@@ -25,7 +25,7 @@ class KvStore:
         self._index = PrefixIndex()
         self._pool = BlockPool(num_blocks, self._index)
         self.cache = PrefixCache(self._index, block_size, block_bytes)
-        self._block_size, self.block_bytes = block_size, block_bytes
+        self.block_size, self.block_bytes = block_size, block_bytes
         self._sequences: dict[int, HeldSequence] = {}
         self._kept: list[int] = []
         self._publisher = Publisher(self.cache, self._pool, block_size)
@@ -124,9 +124,14 @@ class KvStore:
             self.cache.count_restored(length)
             for entry in entries:
                 self._pool.share(entry.block)
-            blocks, full = [entry.block for entry in entries], entries[: length // self._block_size]
+            blocks, full = [entry.block for entry in entries], entries[: length // self.block_size]
             self._sequences[seq_id] = HeldSequence(blocks, bytearray(token_ids[:length].tobytes()), full)
         return length
+
+    def token_bytes(self, seq_id: int) -> bytes:
+        """The tokens that a sequence holds, as int32."""
+        sequence = self._sequences.get(seq_id)
+        return bytes(sequence.token_bytes) if sequence else b""
 
     # --- writing ---
 
@@ -171,7 +176,7 @@ class KvStore:
         if not num_needed and pos_start == sequence.length and self._is_private(sequence.blocks[-1]):
             return None  # so are most decodes
         room = pool.num_free + sum(pool.has_one_owner(block) for block in sequence.blocks[kept:])
-        source = sequence.blocks[kept - 1] if pos_start % self._block_size else None
+        source = sequence.blocks[kept - 1] if pos_start % self.block_size else None
         if source is not None and self._may_write(source, is_last_resort=num_needed == room):
             source = None
         num_needed += source is not None
@@ -210,7 +215,7 @@ class KvStore:
         for block in blocks:
             self._pool.share(block)
         token_bytes = sequence.token_bytes[: num_tokens * TOKEN_BYTES]
-        entries = sequence.entries[: num_tokens // self._block_size]
+        entries = sequence.entries[: num_tokens // self.block_size]
         # A last block that goes on behind them is for the source to key, as a full one.
         prompt_end = num_tokens if num_tokens == sequence.length else 0
         self._sequences[target] = HeldSequence(blocks, token_bytes, entries, prompt_end, sequence.decoded_from)
@@ -247,29 +252,14 @@ class KvStore:
         self._pool.evict_all()
         return self._pool.num_evicted - num_before
 
-    # --- other memories ---
-
-    @property
-    def num_adoptable(self) -> int:
-        """Blocks that `adopt` would take."""
-        return self._pool.num_spare if self.cache.is_enabled else 0
-
-    def adopt(self, before: bytes, chain: bytes, token_bytes: bytes, depth: int) -> int | None:
-        """Publish a block of another memory: the block to put it into; None if there is no room or no use for it."""
-        block = self._pool.spare() if self.cache.is_enabled else None
-        if block is not None and not self.cache.adopt(before, chain, token_bytes, depth, block):
-            self._pool.put_back(block)
-            return None
-        return block
-
     # --- block lists ---
 
     def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+        return -(-num_tokens // self.block_size)
 
     def _truncate(self, sequence: HeldSequence, num_tokens: int) -> None:
         del sequence.token_bytes[num_tokens * TOKEN_BYTES :]
-        del sequence.entries[num_tokens // self._block_size :]
+        del sequence.entries[num_tokens // self.block_size :]
         sequence.prompt_end = min(sequence.prompt_end, num_tokens)
         while len(sequence.blocks) > self._blocks_for(num_tokens):
             self._pool.drop(sequence.blocks.pop())

@@ -18,6 +18,7 @@ from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore
 from stagewire.stage.disk_cache import DiskCache
 from stagewire.stage.drain import drain
+from stagewire.stage.file_worker import FileWorker
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.instructions import (
     CloseRing,
@@ -27,11 +28,13 @@ from stagewire.stage.instructions import (
     SendControl,
     SendHead,
     SendNext,
+    StartJob,
 )
 from stagewire.stage.operators import Operators
 from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
-from stagewire.stage.poll_until import poll_until
+from stagewire.stage.poll_until import Ready, poll_until
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.ring_sockets import RingSockets
 from stagewire.stage.send_socket import SendSocket
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
@@ -48,7 +51,6 @@ _TICK_S = 0.05
 _FULL_SOCKET_S = 0.001
 _REGISTER_AGAIN_S = 1.0
 _OUTBOX_LIMIT = 4096
-HIGH_WATER_MARK = 1000
 Socket = zmq.Socket[bytes]
 
 
@@ -64,11 +66,12 @@ class StageLoop:
         operators: Operators,
         heartbeat: HeartbeatThread,
         card: bytes,
+        files: FileWorker,
         disk: DiskCache | None = None,
     ) -> None:
         self._context, self._settings, self._core = context, settings, core
         self._operators, self._heartbeat, self._card = operators, heartbeat, card
-        self._disk = disk
+        self._files, self._disk = files, disk
         self._poller = zmq.Poller()
         self._data = data
         self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
@@ -76,7 +79,8 @@ class StageLoop:
         self._control.socket.connect(settings.control_endpoint)
         self._poller.register(self._data, zmq.POLLIN)
         self._poller.register(self._control.socket, zmq.POLLIN)
-        self._pushes: dict[type[SendNext] | type[SendHead], SendSocket] = {}
+        self._poller.register(files.wake, zmq.POLLIN)
+        self._ring = RingSockets(context, settings)
         self._pairs = PairSockets(context, self._poller, settings.return_condition)
         self._exit: Exit | None = None
         self._codec_s = 0.0
@@ -112,6 +116,7 @@ class StageLoop:
         self._close_ring()
         self._control.socket.close()
         self._data.close(linger=0)
+        self._files.close()
         if self._disk:
             self._disk.close()
 
@@ -125,14 +130,15 @@ class StageLoop:
             self._tick(now)
         assembly = self._core.assembly
         has_computed = assembly is not None and self._advance(assembly, now)
-        self._is_busy = has_computed or (self._disk is not None and self._disk.has_work)
+        self._is_busy = has_computed or self._files.has_work or (self._disk is not None and self._disk.has_work)
+        self._files.pump()
         if self._disk:
             self._disk.pump()
         self._flush(time.monotonic())
 
     def _next_due(self, now: float) -> float:
         """When the loop must be awake: to send what simulates a network's delay, or to tick."""
-        dues = [link.outbox.next_due() for link in (self._control, *self._pushes.values())]
+        dues = [link.outbox.next_due() for link in (self._control, *self._ring.links)]
         dues.append(self._pairs.next_due())
         # A due time in the past means a full socket: do not spin on it.
         return min([due if due > now else now + _FULL_SOCKET_S for due in dues if due is not None] + [self._tick_at])
@@ -144,11 +150,15 @@ class StageLoop:
             self._register_at = now + _REGISTER_AGAIN_S
         self._perform(self._core.tick(now), now)
 
-    def _receive(self, ready: dict[Socket, int]) -> None:
+    def _receive(self, ready: Ready) -> None:
         if self._data in ready:
             drain(self._data, self._take_ring)
         if self._control.socket in ready:
             drain(self._control.socket, self._take_control)
+        if self._files.wake.fileno() in ready:
+            for done in self._files.take_done():
+                now = time.monotonic()
+                self._perform(self._core.handle_file(done, now), now)
         for event in self._pairs.receive(ready):
             now = time.monotonic()
             if isinstance(event, LinkGone):
@@ -241,6 +251,8 @@ class StageLoop:
                 self._connect_ring(instruction)
             elif isinstance(instruction, CloseRing):
                 self._close_ring()
+            elif isinstance(instruction, StartJob):
+                self._files.submit(instruction.job)
             else:
                 self._exit = instruction
 
@@ -248,7 +260,7 @@ class StageLoop:
         started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
         self._codec_s += time.monotonic() - started
-        if not self._pushes[type(send)].put(frames, now):
+        if not self._ring.put(type(send), frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")
 
@@ -265,28 +277,15 @@ class StageLoop:
 
     def _connect_ring(self, connect: ConnectRing) -> None:
         if self._disk:
-            self._disk.load()  # nobody sends a step before this stage has said that it is assembled
+            self._disk.tier.refresh()  # nobody sends a step before this stage has said that it is assembled
         log.info("event=assembled next=%s feed=%s", connect.next_endpoint or "-", connect.feed_endpoint or "-")
-        targets = (
-            (SendNext, connect.next_endpoint, self._settings.hop_condition),
-            (SendHead, connect.feed_endpoint, self._settings.feed_condition),
-        )
-        for kind, endpoint, condition in targets:
-            if endpoint is not None:
-                socket = self._context.socket(zmq.PUSH)
-                socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
-                socket.set(zmq.LINGER, 0)
-                socket.connect(endpoint)
-                self._pushes[kind] = SendSocket(socket, Outbox(_OUTBOX_LIMIT, condition))
+        self._ring.connect(connect)
 
     def _close_ring(self) -> None:
         log.info("event=ring_closed")
-        for link in self._pushes.values():
-            link.socket.close(linger=0)
-        self._pushes.clear()
+        self._ring.close()
 
     def _flush(self, now: float) -> None:
-        for link in self._pushes.values():
+        for link in (*self._ring.links, self._control):
             link.flush(now)
-        self._control.flush(now)
         self._pairs.flush(now)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from stagewire.stage.poll_until import Ready
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.send_socket import SendSocket
 from stagewire.wire.codec import encode
@@ -131,7 +132,7 @@ class PairSockets:
         dues = [due for pair in self._pairs.values() if (due := pair.sending.outbox.next_due()) is not None]
         return min(dues, default=None)
 
-    def receive(self, ready: dict[Socket, int]) -> Iterator[LinkFrames | LinkGone]:
+    def receive(self, ready: Ready) -> Iterator[LinkFrames | LinkGone]:
         """What arrived: messages before the end of their link."""
         for key, pair in [*self._pairs.items()]:
             if pair.socket in ready:

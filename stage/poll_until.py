@@ -11,7 +11,11 @@ _NAP_S = 0.0001
 """A system's timer may be so late; the last nap ends before `end`, and what is left of the wait is spun."""
 
 
-def poll_until(poller: zmq.Poller, end: float) -> dict[zmq.Socket[bytes], int]:
+Ready = dict[zmq.Socket[bytes] | int, int]
+"""What can be read from: sockets, and file descriptors of others than zmq's."""
+
+
+def poll_until(poller: zmq.Poller, end: float) -> Ready:
     """What is ready, as soon as anything is; empty at `end` (monotonic seconds), or somewhat before it.
 
     Called again and again, it sleeps whole milliseconds first, then in naps, and at last not at all.

@@ -12,10 +12,9 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.prefix_index import ROOT, Entry, PrefixIndex, chain_hash
+from stagewire.stage.prefix_index import ROOT, TOKEN_BYTES, Entry, PrefixIndex, chain_hash
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
 
-TOKEN_BYTES = 4
 TokenArray = npt.NDArray[np.int32]
 
 
@@ -91,14 +90,11 @@ class PrefixCache:
         """Whether its block still holds what it is keyed as."""
         return self._index.of_block(entry.block) is entry
 
-    def adopt(self, before: bytes, chain: bytes, token_bytes: bytes, depth: int, block: int) -> bool:
-        """Key a block that comes from elsewhere, at rest; False if the one before it is not here, or it is already."""
-        numerics = self.numerics
-        is_rooted = before == ROOT if depth == 0 else self._index.has(numerics, before, depth - 1)
-        if not is_rooted or not self._index.add(Entry(numerics, chain, token_bytes, block, depth)):
-            return False
-        self._index.rest(block)
-        return True
+    def chain(self, token_ids: TokenArray) -> tuple[bytes, int]:
+        """The chain hash through the last full block that is keyed with these tokens, and how many those are."""
+        entries, _ = self.match(token_ids, len(token_ids))
+        full = [entry for entry in entries if len(entry.token_bytes) == self._block_size * TOKEN_BYTES]
+        return (full[-1].chain if full else ROOT), len(full)
 
     # --- counting ---
 
@@ -107,8 +103,13 @@ class PrefixCache:
         is_hit = length >= limit
         self._count(CacheStatistics(lookups=1, hits=int(is_hit), misses=int(not is_hit)))
 
-    def count_restored(self, num_tokens: int) -> None:
-        self._count(CacheStatistics(restored_tokens=num_tokens, restored_bytes=self._num_bytes(num_tokens)))
+    def count_restored(self, num_tokens: int, num_fetched: int = 0) -> None:
+        """`num_fetched` of them came from files."""
+        self._count(
+            CacheStatistics(
+                restored_tokens=num_tokens, restored_bytes=self._num_bytes(num_tokens), fetched_tokens=num_fetched
+            )
+        )
 
     def _count(self, more: CacheStatistics) -> None:
         self._counted = self._counted.plus(more)

@@ -10,6 +10,7 @@ import heapq
 from dataclasses import dataclass
 from hashlib import blake2b
 
+TOKEN_BYTES = 4
 _CHAIN_BYTES = 16
 ROOT = bytes(_CHAIN_BYTES)
 """The chain hash before the first block."""
@@ -64,11 +65,6 @@ class PrefixIndex:
             self.num_errors += 1
             return None
         return entry
-
-    def has(self, numerics: bytes, chain: bytes, depth: int) -> bool:
-        """Whether a block of this key is here, at this place in its chain."""
-        entry = self._entries.get(numerics + chain)
-        return entry is not None and entry.depth == depth
 
     def add(self, entry: Entry) -> bool:
         """Key a block; False if the key is taken."""

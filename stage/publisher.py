@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stagewire.stage.kv_blocks import BlockPool
 from stagewire.stage.kv_sequence import HeldSequence
-from stagewire.stage.prefix_cache import TOKEN_BYTES, PrefixCache
+from stagewire.stage.prefix_cache import PrefixCache
+from stagewire.stage.prefix_index import TOKEN_BYTES
 
 
 class Publisher:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 
+from stagewire.stage.block_account import BlockAccount
 from stagewire.stage.chunking import ChunkBudget
 from stagewire.stage.draft import Draft, Lookup, no_lookup
 from stagewire.stage.restoring import Restoring
@@ -16,7 +17,7 @@ from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshots import Snapshots
 from stagewire.wire.request import FinishReason
-from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
+from stagewire.wire.ring import FileOrder, Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
 
 
 class Scheduler:
@@ -29,9 +30,11 @@ class Scheduler:
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s, limits.num_stages)
         self._sequences: dict[int, Sequence] = {}
         self._running: dict[int, Sequence] = {}
+        self.blocks = BlockAccount(limits, self._running, self.snapshots)
         self._waiting: list[int] = []
         self._releases: list[int] = []
         self._finishes: list[SequenceFinish] = []
+        self._orders: list[FileOrder] = []
         self._in_flight: dict[int, tuple[float, tuple[Slice, ...]]] = {}
         self._next_step_id = 1
         self.num_preemptions = 0
@@ -80,10 +83,20 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         return sequence, item
 
-    def free(self, seq_id: int) -> None:
-        """Have all stages give up a snapshot."""
-        self.snapshots.remove(seq_id)
-        self._releases.append(seq_id)
+    def release(self, seq_ids: list[int]) -> None:
+        """Have all stages give up what they hold under these ids."""
+        self._releases += seq_ids
+
+    def order(self, order: FileOrder) -> None:
+        """Send an order with the next step."""
+        self._orders.append(order)
+
+    def fetched(self, seq_id: int, num_tokens: int) -> Sequence | None:
+        """A sequence has waited for files; now all stages hold so many tokens, or it goes on without."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None:
+            sequence.is_fetching, sequence.num_fetched = False, num_tokens
+        return sequence
 
     def miss(self, miss: Miss) -> None:
         """A stage lacked what a step built on: begin the sequence again with what that stage holds."""
@@ -121,15 +134,15 @@ class Scheduler:
         self._admit(draft)
         self._add_chunks(draft)
         self._finish_computed(draft)
-        if not (draft.slices or draft.releases or self._finishes):
+        if not (draft.slices or draft.releases or self._finishes or self._orders):
             return None
         return self._launch(draft, now)
 
     def _launch(self, draft: Draft, now: float) -> Step:
-        step = draft.step(self._next_step_id, self._finishes)
+        step = draft.step(self._next_step_id, self._finishes, self._orders)
         self._in_flight[step.step_id] = (now, step.slices)
         self._next_step_id += 1
-        self._finishes = []
+        self._finishes, self._orders = [], []
         return step
 
     def _decodes_per_step(self) -> int:
@@ -224,28 +237,12 @@ class Scheduler:
 
     # --- blocks ---
 
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks of the smallest pool that neither a running sequence nor a snapshot occupies."""
-        num_running = sum(s.num_blocks(self._limits.block_size) for s in self._running.values())
-        return self._limits.num_blocks - num_running - self.snapshots.num_blocks
-
-    def _new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        size = self._limits.block_size
-        return sequence.num_blocks(size, num_tokens) - sequence.num_blocks(size)
-
     def _has_place(self, draft: Draft, sequence: Sequence) -> bool:
-        """Room for all its tokens and all of those that run, and a block of headroom for each, or it would thrash.
+        """Whether it may run beside those that do. One alone always may.
 
         Paused sequences make way: a client that does not read holds up nobody but itself.
         """
-        size = self._limits.block_size
-        while self._running:
-            promised = sum(s.num_blocks(size, s.num_unscheduled) for s in self._running.values())
-            needed = promised + sequence.num_blocks(size, sequence.num_unscheduled) + len(self._running)
-            is_place = needed + self.snapshots.num_blocks <= self._limits.num_blocks
-            if is_place and len(self._running) < self._limits.max_sequences:
-                return True
+        while self._running and not self.blocks.has_place(sequence):
             paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in draft.taken]
             if not paused:
                 return False
@@ -257,8 +254,8 @@ class Scheduler:
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
         """
-        num_new = self._new_blocks(sequence, num_tokens)
-        while num_new and num_new > self.num_free_blocks:
+        num_new = self.blocks.num_new(sequence, num_tokens)
+        while num_new and num_new > self.blocks.num_free:
             candidates = [s for s in self._running.values() if s.num_scheduled and s.seq_id not in draft.taken]
             candidates.append(sequence)
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
@@ -278,16 +275,17 @@ class Scheduler:
         insort(self._waiting, sequence.seq_id)
 
     def _leave(self, sequence: Sequence) -> bool:
-        """Take it out of line or off the running ones; True if it held blocks."""
+        """Take it out of line or off the running ones; True if it held blocks, or files were read for it."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence.seq_id)
-        return self._running.pop(sequence.seq_id, None) is not None
+        has_files = sequence.is_fetching or sequence.num_fetched > 0
+        return self._running.pop(sequence.seq_id, None) is not None or has_files
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""
         assert len(self._in_flight) <= self._limits.num_stages
         # A new snapshot may overdraw the account until the next slice makes room, also for what it will keep.
-        assert -self.snapshots.num_blocks <= self.num_free_blocks <= self._limits.num_blocks
+        assert -self.snapshots.num_blocks <= self.blocks.num_free <= self._limits.num_blocks
         assert len(self._running) <= self._limits.max_sequences
         assert self._waiting == sorted(self._waiting)
         for seq_id, sequence in self._sequences.items():

@@ -34,6 +34,7 @@ class Sequence:
     `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
     concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
     `keep` is a snapshot that is not complete yet, `kept_in` the step that carries it.
+    `is_fetching`: it waits for files, of which all stages have then `num_fetched` tokens.
     `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
@@ -50,6 +51,8 @@ class Sequence:
     restore_limit: int | None = None
     keep: Keep | None = None
     kept_in: int | None = None
+    is_fetching: bool = False
+    num_fetched: int = 0
     is_announced: bool = False
     is_paused: bool = False
     history: deque[object] = field(default_factory=lambda: deque(maxlen=16))
@@ -65,7 +68,8 @@ class Sequence:
 
     @property
     def is_schedulable(self) -> bool:
-        return self.awaited_step is None and not self.is_paused and self.num_unscheduled > 0
+        is_free = self.awaited_step is None and not self.is_paused and not self.is_fetching
+        return is_free and self.num_unscheduled > 0
 
     def start(self) -> SequenceStart:
         """What the tail must know of it."""
@@ -107,4 +111,4 @@ class Sequence:
         self.move(SequenceState.WAITING)
         self.num_scheduled = 0
         self.first_step = next_step
-        self.restore_limit = restore_limit
+        self.restore_limit, self.num_fetched = restore_limit, 0

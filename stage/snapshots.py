@@ -17,7 +17,8 @@ MAX_SNAPSHOTS = 1024
 class Snapshot:
     """The tokens of a prompt's beginning; complete once all stages keep them.
 
-    `has_logits`: the tail has kept the logits of the last one, so a prompt that is equal decodes at once.
+    `has_logits`: the tail has kept the logits of the last one, so a prompt that is equal decodes at once. One that is
+    `is_busy` is being exported: its blocks stay until that is done, also if it `is_retired` meanwhile.
     """
 
     seq_id: int
@@ -26,6 +27,8 @@ class Snapshot:
     token_ids: list[int]
     is_complete: bool = False
     has_logits: bool = False
+    is_busy: bool = False
+    is_retired: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -79,10 +82,18 @@ class Snapshots:
         self.num_blocks += self.blocks_for(snapshot.num_tokens)
         sequence.keep = Keep(snapshot.seq_id, snapshot.num_tokens)
 
-    def remove(self, seq_id: int) -> None:
-        """It is no longer held; the caller has the stages release it."""
-        snapshot = self._by_id.pop(seq_id, None)
-        self.num_blocks -= self.blocks_for(snapshot.num_tokens) if snapshot else 0
+    def retire(self, snapshot: Snapshot) -> list[int]:
+        """Nobody finds it any more; returns what the caller is to have released, nothing yet of one that is busy."""
+        snapshot.is_retired, snapshot.is_complete = True, False
+        if snapshot.is_busy or self._by_id.pop(snapshot.seq_id, None) is None:
+            return []
+        self.num_blocks -= self.blocks_for(snapshot.num_tokens)
+        return [snapshot.seq_id]
+
+    def abandon(self, keep: Keep) -> list[int]:
+        """The sequence that wished for it has ended before it was complete; as `retire`."""
+        snapshot = self._by_id.get(keep.seq_id)
+        return self.retire(snapshot) if snapshot else []
 
     # --- the scheduler's ---
 
@@ -122,10 +133,7 @@ class Snapshots:
     def _replace(self, snapshot: Snapshot) -> list[int]:
         old = self.find(snapshot.client_id, snapshot.name)
         snapshot.is_complete = True
-        if old is None:
-            return []
-        self.remove(old.seq_id)
-        return [old.seq_id]
+        return self.retire(old) if old else []
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""

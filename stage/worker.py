@@ -21,11 +21,14 @@ from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.disk_cache import DiskCache
 from stagewire.stage.disk_tier import DiskTier
-from stagewire.stage.head import HeadLimits
+from stagewire.stage.file_runner import FileRunner
+from stagewire.stage.file_worker import FileWorker
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
-from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
+from stagewire.stage.loop import StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Operators
+from stagewire.stage.ring_sockets import HIGH_WATER_MARK
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
@@ -68,10 +71,14 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
         parts = _parts(settings, loaded)
         disk = _disk(settings, loaded, parts.store)
-        core = StageCore(info, replace(parts, disk_counts=disk.counts) if disk else parts)
+        directory = settings.snapshot_directory and Path(settings.snapshot_directory)
+        files = FileWorker(
+            FileRunner(directory or None, disk.tier if disk else None), loaded.backend.operators.read_block
+        )
+        core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
-            loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, disk)
+            loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, files, disk)
             try:
                 loop.run(on_ready, stop)
             finally:

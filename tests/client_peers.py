@@ -30,6 +30,7 @@ from stagewire.wire.frontend import (
 )
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
 from stagewire.wire.returns import ReturnItem, ReturnTokens, TailHello
+from stagewire.wire.snapshots import AskSnapshots, Snapshots
 from stagewire.wire.status import Status
 from stagewire.wire.tensor import Blob
 
@@ -63,6 +64,7 @@ class Broker:
         self.incarnation = incarnation
         self.on_hello: Callable[[ClientHello], Message] = lambda _hello: BrokerWelcome(self.incarnation, ())
         self.on_generate: Callable[[Generate], list[Message]] = lambda _generate: []
+        self.on_snapshots: Callable[[AskSnapshots], Message] = lambda asked: Snapshots(asked.order, (), ())
         self.hello: ClientHello | None = None
         self.card = card.encode() if card else b""
         digest = card_digest(self.card)
@@ -130,6 +132,8 @@ class Broker:
             self.send(Card(message.digest, Blob(self.card)))
         elif isinstance(message, Generate):
             self.send(*self.on_generate(message))
+        elif isinstance(message, AskSnapshots):
+            self.send(self.on_snapshots(message))
         self._received.put(message)
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.disk_cache import DiskCache
 from stagewire.stage.disk_tier import DiskTier
-from stagewire.stage.head import HeadLimits
-from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
+from stagewire.stage.executor import StepExecutor
+from stagewire.stage.file_jobs import FileJob, WritePart
+from stagewire.stage.file_runner import FileRunner
+from stagewire.stage.head_files import reach_nothing
+from stagewire.stage.head_limits import HeadLimits
+from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler_limits import SchedulerLimits
+from stagewire.stage.stage_files import StageFiles
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import Assemble, GenerateAck, StageInfo
 from stagewire.wire.epoch import Epoch
@@ -22,6 +28,7 @@ from stagewire.wire.request import Ending, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import CancelRequest, StartRequest
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import Blob, TokenIds
 
 EPOCH = Epoch(1, 1)
@@ -30,6 +37,11 @@ EPOCH = Epoch(1, 1)
 def request(request_id: str, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams) -> StartRequest:
     """As the broker would push it, without an offer and with no end token."""
     return StartRequest(request_id, "client", "s", sampling, max_tokens, (), True, None, TokenIds.of(prompt))
+
+
+def executor_of(store: KvStore, stage_index: int, hidden_size: int = 2) -> StepExecutor:
+    """Of the first or the second of two stages."""
+    return StepExecutor(store, hidden_size, stage_index, StageFiles(EPOCH, stage_index, 2, store))
 
 
 @dataclass
@@ -54,16 +66,23 @@ class InProcessPipeline:
         max_sequences: int = 64,
         cache_blocks: int | None = None,
         weights: int = 0,
+        tiers: Sequence[DiskTier] = (),
+        directory: Path | None = None,
     ) -> None:
+        """`tiers` are the stages' disks, if any; `directory` is where snapshots are exported to."""
         self.operators = operators
         self.hop_bytes = 0
         self.outputs: dict[str, Output] = {}
         self.acks: list[GenerateAck] = []
-        self._sequence = count(1)
+        self._sequence, self._tickets = count(1), count(1)
         self.hops: list[tuple[int, Message]] = []
         self.fed: list[tuple[int, Message]] = []
         num_blocks = min(o.num_blocks for o in operators)
         self.stores = [KvStore(o.num_blocks, BLOCK_SIZE, o.block_bytes) for o in operators]
+        self.disks = [DiskCache(*parts) for parts in zip(self.stores, operators, tiers, strict=False)]
+        self.runners = [FileRunner(directory, tiers[index] if tiers else None) for index in range(len(operators))]
+        self.jobs: list[tuple[int, FileJob]] = []
+        self.reports: list[SnapshotReport] = []
 
         def limits(assemble: Assemble) -> HeadLimits:
             scheduler = SchedulerLimits(
@@ -90,6 +109,7 @@ class InProcessPipeline:
                 is_row_exact=operators[index].is_row_exact,
                 head_limits=limits,
                 draw_nonce=lambda: b"nonce",
+                reach=self.disks[index].reach if self.disks else reach_nothing,
             )
             core = StageCore(_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
@@ -99,13 +119,17 @@ class InProcessPipeline:
             )
             core.handle_control(message, 0.0)
             self.cores.append(core)
-        self.disks: list[DiskCache] = []
 
-    def attach(self, tiers: Sequence[DiskTier]) -> None:
-        """Give each stage a disk, and load from it, as the loop does before a stage says that it is assembled."""
-        for store, operators, tier in zip(self.stores, self.operators, tiers, strict=True):
-            self.disks.append(DiskCache(store, operators, tier))
-            self.disks[-1].load()
+    def ask_snapshots(self, order: SnapshotOrder, client_id: str = "client") -> SnapshotReport:
+        """The head's answer, once its files are written."""
+        ticket = next(self._tickets)
+        self.perform_control(0, AskHeadSnapshots(ticket, client_id, order))
+        self.run()
+        return next(report for report in self.reports if report.ticket == ticket)
+
+    def perform_control(self, index: int, message: Message) -> None:
+        """A message of the broker to one stage."""
+        self._perform(index, self.cores[index].handle_control(message, 0.0))
 
     def start(self, *requests: StartRequest) -> None:
         for one in requests:
@@ -122,16 +146,30 @@ class InProcessPipeline:
     def run(self, max_rounds: int = 10_000) -> dict[str, Output]:
         """Until nothing is left to do; returns all outputs so far."""
         for _ in range(max_rounds):
-            num_busy = sum(self.turn(index) for index in range(len(self.cores)))
+            num_busy = sum(self.turn(index) for index in range(len(self.cores))) + self.do_job()
             if not num_busy:
                 return self.outputs
         raise AssertionError("the ring does not come to rest")
+
+    def tick(self, now: float) -> None:
+        for index, core in enumerate(self.cores):
+            self._perform(index, core.tick(now))
+
+    def do_job(self) -> bool:
+        """The oldest thing that a stage's file thread has to do, if there is one."""
+        if not self.jobs:
+            return False
+        index, job = self.jobs.pop(0)
+        blocks = job.blocks if isinstance(job, WritePart) else ()
+        done = self.runners[index].run(job, [self.operators[index].read_block(block) for block in blocks])
+        self._perform(index, self.cores[index].handle_file(done, 0.0))
+        return True
 
     def turn(self, index: int) -> bool:
         """One step of one stage, if it has one."""
         assembly = self.cores[index].assembly
         assert assembly is not None
-        assert assembly.is_sound
+        assert assembly.is_sound, assembly.tick(1e9)
         step = assembly.next_step(0.0)
         if step is None:
             return False
@@ -159,6 +197,10 @@ class InProcessPipeline:
                     self._to_client(decode([blob.data for blob in relay.frames]))
                 case SendControl(GenerateAck() as ack):
                     self.acks.append(ack)
+                case SendControl(SnapshotReport() as report):
+                    self.reports.append(report)
+                case StartJob(job):
+                    self.jobs.append((index, job))
                 case _:
                     pass
 

@@ -7,8 +7,17 @@ from broker_world import FIRST, LAST, CheckedCore, client_peer, stage_peer
 
 from stagewire.broker.events import Send
 from stagewire.wire.caches import AskCache, AskCaches, CacheReport, Caches, StageCache
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import CacheStatistics
-from stagewire.wire.snapshots import AskHeadSnapshots, AskSnapshots, SnapshotInfo, SnapshotReport, Snapshots
+from stagewire.wire.snapshots import (
+    AskHeadSnapshots,
+    AskSnapshots,
+    SnapshotAction,
+    SnapshotInfo,
+    SnapshotOrder,
+    SnapshotReport,
+    Snapshots,
+)
 
 
 def cache(stage_id: str) -> StageCache:
@@ -51,17 +60,45 @@ def test_without_stages_the_answer_is_empty_and_comes_at_once() -> None:
     assert broker.from_client("c", AskCaches(clear=False)) == [Send(client_peer("c"), Caches(False, (), ()))]
 
 
-@pytest.mark.parametrize("free", [None, "rules"])
-def test_heads_are_asked_for_the_snapshots_of_the_client_that_asks(serving: CheckedCore, free: str | None) -> None:
+LIST, FREE = SnapshotOrder(), SnapshotOrder(SnapshotAction.FREE, "rules")
+EXPORT = SnapshotOrder(SnapshotAction.EXPORT, "rules", "file")
+ITEMS = (SnapshotInfo("a", 20, 2, True, "7.1"),)
+
+
+@pytest.mark.parametrize("order", [LIST, FREE])
+def test_heads_are_asked_for_the_snapshots_of_the_client_that_asks(serving: CheckedCore, order: SnapshotOrder) -> None:
     """No other stage, and for no other client; a pipeline that is not whole has none."""
-    asked = serving.from_client("c", AskSnapshots(free))
-    assert asked == [Send(stage_peer("s0"), AskHeadSnapshots(1, "c", free))]
-    items = (SnapshotInfo("a", 20, 2, "7.1"),)
-    answer = serving.from_stage("s0", SnapshotReport(1, items))
-    assert answer == [Send(client_peer("c"), Snapshots(free, items, ()))]
+    asked = serving.from_client("c", AskSnapshots(order))
+    assert asked == [Send(stage_peer("s0"), AskHeadSnapshots(1, "c", order))]
+    answer = serving.from_stage("s0", SnapshotReport(1, ITEMS))
+    assert answer == [Send(client_peer("c"), Snapshots(order, ITEMS, ()))]
     alone = CheckedCore()
     alone.hello("c", generation=1)
-    assert alone.from_client("c", AskSnapshots(free)) == [Send(client_peer("c"), Snapshots(free, (), ()))]
+    assert alone.from_client("c", AskSnapshots(order)) == [Send(client_peer("c"), Snapshots(order, (), ()))]
+
+
+def test_why_an_order_cannot_be_carried_out_reaches_the_client(serving: CheckedCore) -> None:
+    """Also that there is nobody to carry it out."""
+    serving.from_client("c", AskSnapshots(EXPORT))
+    answer = serving.from_stage("s0", SnapshotReport(1, ITEMS, ErrorCode.SNAPSHOT_NOT_FOUND, "no"))
+    assert answer == [Send(client_peer("c"), Snapshots(EXPORT, ITEMS, (), ErrorCode.SNAPSHOT_NOT_FOUND, "no"))]
+    alone = CheckedCore()
+    alone.hello("c", generation=1)
+    (told,) = alone.from_client("c", AskSnapshots(EXPORT))
+    assert isinstance(told, Send) and isinstance(told.message, Snapshots)
+    assert told.message.code is ErrorCode.NO_PIPELINE
+
+
+def test_an_export_may_take_a_minute_and_is_asked_for_once(serving: CheckedCore) -> None:
+    """A client repeats its questions; another order of it is another question."""
+    serving.from_client("c", AskSnapshots(EXPORT))
+    assert serving.from_client("c", AskSnapshots(EXPORT)) == []
+    assert serving.from_client("c", AskSnapshots(LIST)) == [Send(stage_peer("s0"), AskHeadSnapshots(2, "c", LIST))]
+    serving.from_stage("s0", SnapshotReport(2, ITEMS))
+    for _ in range(4):
+        assert serving.pass_time(1.5, alive=(FIRST, LAST)) == []
+    answer = serving.from_stage("s0", SnapshotReport(1, ITEMS))
+    assert answer == [Send(client_peer("c"), Snapshots(EXPORT, ITEMS, ()))]
 
 
 def test_too_many_questions_do_not_pile_up(serving: CheckedCore) -> None:

@@ -34,10 +34,19 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture(scope="module")
-def up() -> Iterator[str]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`stagewire up` on free ports; gives its endpoint, and sees that Ctrl-C ends all of it."""
     process = subprocess.Popen(
-        [*STAGEWIRE, "up", "--frontend-port", "0", "--stages", "2"],
+        [
+            *STAGEWIRE,
+            "up",
+            "--frontend-port",
+            "0",
+            "--stages",
+            "2",
+            "--snapshot-directory",
+            str(tmp_path_factory.mktemp("snapshots")),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -136,6 +145,36 @@ def test_a_snapshot_is_saved_listed_used_and_freed(up: str) -> None:
     stagewire("cache", "clear", "--endpoint", up)
     assert json.loads(stagewire(*asked).stdout)["usage"]["cached_tokens"] == 0
     assert stagewire("snapshot", "save", "lamb", "--endpoint", up).returncode == 2
+
+
+def test_a_snapshot_goes_into_files_and_comes_back_to_another_client(up: str) -> None:
+    """Under other names, after it was freed; what is wrong is said on stderr, with an exit code."""
+    text = "In the beginning there was a wide and silent sea"
+    assert stagewire("snapshot", "save", "sea", text, "--endpoint", up).returncode == 0
+    assert stagewire("snapshot", "rename", "sea", "ocean", "--endpoint", up).returncode == 0
+    assert "decodes at once" in stagewire("snapshot", "describe", "ocean", "--endpoint", up).stdout
+    exported = stagewire("snapshot", "export", "ocean", "sea-v1", "--endpoint", up)
+    assert exported.returncode == 0, exported.stderr
+    stagewire("snapshot", "free", "ocean", "--endpoint", up)
+    stagewire("cache", "clear", "--endpoint", up)
+    other = ("--endpoint", up, "--client-id", "other")
+    imported = stagewire("snapshot", "import", "mine", "sea-v1", *other, "--json")
+    assert imported.returncode == 0, imported.stderr
+    (item,) = json.loads(imported.stdout)["items"]
+    assert (item["name"], item["has_logits"]) == ("mine", True)
+    again = stagewire("generate", "--raw", text, "--endpoint", up, "--max-tokens", "1", "--json")
+    assert json.loads(again.stdout)["usage"]["cached_tokens"] == item["num_tokens"] - 1
+    for words, reason in (
+        (("describe", "ocean"), "no snapshot 'ocean'"),
+        (("export", "ocean"), "no snapshot 'ocean'"),
+        (("rename", "ocean", "x"), "no snapshot 'ocean'"),
+        (("import", "x", "nothing"), "no exported snapshot 'nothing'"),
+        (("export", "mine", "../x"), "no file name"),
+    ):
+        done = stagewire("snapshot", *words, *other)
+        assert done.returncode == 1 and reason in done.stderr, (words, done.stderr)
+    assert stagewire("snapshot", "import", "x", *other).returncode == 2
+    assert stagewire("snapshot", "free", "mine", *other).stdout == "no snapshots\n"
 
 
 def test_the_demo_answers_reports_and_leaves_nothing() -> None:

@@ -149,7 +149,7 @@ def test_with_a_disk_a_new_cluster_finds_what_the_last_one_kept(tiny_model: str,
             # Two blocks of each stage: a full one, and the prompt's partial one.
             wait_until(lambda: len(list((tmp_path / "kv").glob("*.kv"))) == 4)
             disks = [stage.disk for stage in client.caches().stages if stage.disk]
-            counts.append([(disk.num_written, disk.num_loaded, disk.num_set_aside) for disk in disks])
+            counts.append([(disk.num_written, disk.num_read, disk.num_set_aside) for disk in disks])
             cluster.kill(0)
             cluster.kill(1)
     assert counts == [[(2, 0, 0)] * 2, [(0, 2, 0)] * 2]

@@ -39,7 +39,7 @@ ARROWS = {
     "wire": Arrows(set(), {"msgpack", "numpy"}),
     "model": Arrows({"wire"}, {"numpy", "gguf"}),
     "broker": Arrows({"wire"}, {"zmq"}),
-    "stage": Arrows({"wire", "model"}, {"zmq", "numpy", "torch"}),
+    "stage": Arrows({"wire", "model"}, {"zmq", "numpy", "safetensors", "torch"}),
     "client": Arrows({"wire"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
     "cluster": Arrows({"wire", "model", "client"}, set()),

@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from in_process import InProcessPipeline, request
+from in_process import InProcessPipeline, executor_of, request
 from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 from whole_model import whole_model
 
-from stagewire.stage.executor import StepExecutor, StepFailed
+from stagewire.stage.disk_tier import DiskTier
+from stagewire.stage.executor import StepFailed
 from stagewire.stage.instructions import SendHead, SendNext
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
@@ -26,6 +30,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder
 from stagewire.wire.tensor import Tensor, TokenIds
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,7 +38,7 @@ CUTS = [(0, 2), (2, 3), (3, 6)]
 TIMING = StageTiming(0, 1, 0.0, 0.0, 0.0)
 
 
-def toy_pipeline(num_blocks: int = 600, cuts: Sequence[tuple[int, int]] = CUTS, **options: int) -> InProcessPipeline:
+def toy_pipeline(num_blocks: int = 600, cuts: Sequence[tuple[int, int]] = CUTS, **options: Any) -> InProcessPipeline:
     operators = [ToyOperators(*cut, cuts[-1][1], num_blocks) for cut in cuts]
     return InProcessPipeline(operators, 2, VOCAB_SIZE, **options)
 
@@ -367,7 +372,7 @@ def test_a_restored_request_is_drawn_with_its_own_parameters_and_its_whole_promp
 )
 def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(piece: Slice) -> None:
     """Typed, and nothing is guessed."""
-    executor = StepExecutor(KvStore(16, 16), 2, stage_index=0)
+    executor = executor_of(KvStore(16, 16), 0)
     step = Step(1, (), (), (piece,), (), (), TokenIds.of([1] * piece.num_tokens), None)
     with pytest.raises(StepFailed) as caught:
         executor.plan(step)
@@ -434,15 +439,24 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_gives_the_same_tokens() -
 # --- anything in any order ---
 
 
+FILE_ACTIONS = [SnapshotAction.RENAME, SnapshotAction.EXPORT]
+
+
 class AnyRequests(RuleBasedStateMachine):
     """Requests that start, run a little, are cancelled, kept, find their caches cleared or their blocks given up.
 
-    The model beside it recomputes everything from the tokens alone.
+    Snapshots of them are renamed, exported, imported and freed; a disk tier writes and reads beside it. The model
+    beside all this recomputes everything from the tokens alone.
     """
 
-    @initialize(num_blocks=st.sampled_from([8, 12, 40]), chunk_tokens=st.sampled_from([5, 32]))
-    def begin(self, num_blocks: int, chunk_tokens: int) -> None:
-        self.pipeline = toy_pipeline(num_blocks, max_sequences=4, chunk_tokens=chunk_tokens)
+    @initialize(num_blocks=st.sampled_from([8, 12, 40]), chunk_tokens=st.sampled_from([5, 32]), has_tier=st.booleans())
+    def begin(self, num_blocks: int, chunk_tokens: int, has_tier: bool) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name)
+        tiers = [DiskTier(path / "kv", 1 << 30) for _ in CUTS] if has_tier else []
+        self.pipeline = toy_pipeline(
+            num_blocks, max_sequences=4, chunk_tokens=chunk_tokens, tiers=tiers, directory=path
+        )  # fmt: skip
         assembly = self.pipeline.cores[0].assembly
         assert assembly is not None and assembly.head is not None
         self.head = assembly.head
@@ -472,10 +486,11 @@ class AnyRequests(RuleBasedStateMachine):
             self.prompts[again] = (prompt, 5)
             self.pipeline.start(request(again, prompt, 5, GREEDY))
 
-    @rule(turns=st.lists(st.integers(0, 2), max_size=30))
+    @rule(turns=st.lists(st.integers(0, 3), max_size=30))
     def work(self, turns: list[int]) -> None:
+        """A step of a stage, or the oldest job of all file threads."""
         for index in turns:
-            self.pipeline.turn(index)
+            self.pipeline.turn(index) if index < 3 else self.pipeline.do_job()
 
     @rule(which=st.integers(0, 9))
     def cancel(self, which: int) -> None:
@@ -495,7 +510,18 @@ class AnyRequests(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["a", "b"]))
     def free(self, name: str) -> None:
-        self.head.free_snapshot("client", name)
+        self.head.snapshots.free("client", name)
+
+    @rule(name=st.sampled_from(["a", "b"]), new=st.sampled_from(["a", "b"]), action=st.sampled_from(FILE_ACTIONS))
+    def order(self, name: str, new: str, action: SnapshotAction) -> None:
+        self.pipeline.perform_control(0, AskHeadSnapshots(1, "client", SnapshotOrder(action, name, new)))
+
+    @rule(name=st.sampled_from(["a", "b"]), file=st.sampled_from(["a", "b"]))
+    def bring_back(self, name: str, file: str) -> None:
+        asked = f"r{len(self.prompts)}"
+        self.prompts[asked] = ([], 0)
+        wish = SnapshotWish(name, file=file)
+        self.pipeline.start(replace(request(asked, [], 0, GREEDY), snapshot=wish))
 
     @rule(index=st.integers(0, 2))
     def clear(self, index: int) -> None:
@@ -521,17 +547,21 @@ class AnyRequests(RuleBasedStateMachine):
         self.every_token_is_right()
         refused = {ack.request_id for ack in self.pipeline.acks if ack.code is not None}
         assert all(output.ending for name, output in self.pipeline.outputs.items() if name not in refused)
-        snapshots = self.head.snapshots_of("client")
+        snapshots = self.head.snapshots.of_client("client")
         for one in snapshots:
             assert [store.length(one.seq_id) for store in self.pipeline.stores] == [one.num_tokens] * 3
-            self.head.free_snapshot("client", one.name)
+            self.head.snapshots.free("client", one.name)
         self.pipeline.run()
-        assert self.head.scheduler.num_free_blocks == self.pipeline.stores[0].num_free
-        for store in self.pipeline.stores:
+        assert self.head.scheduler.blocks.num_free == self.pipeline.stores[0].num_free
+        for store, core in zip(self.pipeline.stores, self.pipeline.cores, strict=True):
             assert store.num_used == 0
             store.clear()
             assert store.num_cached == 0 and store.prefixes() == set()
             store.check_invariants()
+            assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
+        for disk in self.pipeline.disks:
+            disk.close()
+        self.folder.cleanup()
 
 
 AnyRequests.TestCase.settings = settings(

@@ -6,11 +6,12 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
+from in_process import executor_of
 from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepExecutor, StepFailed
-from stagewire.stage.head import HeadLimits
+from stagewire.stage.executor import StepFailed
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import (
     CloseRing,
     ConnectRing,
@@ -46,7 +47,7 @@ from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, Repeat, Slice, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
-from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotInfo, SnapshotReport
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import Blob, TokenIds
 
 EPOCH = Epoch(5, 1)
@@ -274,7 +275,7 @@ def test_the_ring_serves_a_request(cuts: list[tuple[int, int]]) -> None:
 
 def test_a_stage_that_is_behind_reports_a_miss_and_computes_nothing_of_it() -> None:
     """The other slices of the step go on; the missed one travels on without rows."""
-    executor = StepExecutor(KvStore(16, 16), 2, stage_index=0)
+    executor = executor_of(KvStore(16, 16), 0)
     slices = (Slice(1, Phase.DECODE, 7, 1, True), Slice(2, Phase.PREFILL, 0, 2, True))
     plan = executor.plan(Step(4, (), (), slices, (), (), TokenIds.of([9, 5, 6]), None))
     assert [(m.step_id, m.seq_id, m.length) for m in plan.misses] == [(4, 1, 0)]
@@ -286,7 +287,7 @@ def test_a_stage_that_is_behind_reports_a_miss_and_computes_nothing_of_it() -> N
 def test_a_stage_that_is_ahead_rewinds() -> None:
     """`pos_start` is authoritative: the rows after it are written anew."""
     store = KvStore(16, 16)
-    executor = StepExecutor(store, 2, stage_index=0)
+    executor = executor_of(store, 0)
     executor.plan(Step(1, (), (), (Slice(1, Phase.PREFILL, 0, 40, True),), (), (), TokenIds.of([1] * 40), None))
     executor.plan(Step(2, (), (), (Slice(1, Phase.PREFILL, 10, 3, True),), (), (), TokenIds.of([1] * 3), None))
     assert store.length(1) == 13 and store.num_free == 15
@@ -295,7 +296,7 @@ def test_a_stage_that_is_ahead_rewinds() -> None:
 
 def test_a_step_that_contradicts_itself_fails() -> None:
     """Wrong counts or shapes end the epoch; nothing is guessed."""
-    executor = StepExecutor(KvStore(2, 16), 2, stage_index=1)
+    executor = executor_of(KvStore(2, 16), 1)
     piece = Slice(1, Phase.PREFILL, 0, 2, True)
     for token_ids in (TokenIds.of([1]), TokenIds.of([1, 2])):
         with pytest.raises(StepFailed):
@@ -325,12 +326,13 @@ def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
     run_ring([core], [ToyOperators(0, 2, 2, 16)])
 
     def told(client_id: str, free: str | None = None) -> tuple[SnapshotInfo, ...]:
-        (report,) = core.handle_control(AskHeadSnapshots(4, client_id, free), 1.0)
+        order = SnapshotOrder(SnapshotAction.FREE, free) if free else SnapshotOrder()
+        (report,) = core.handle_control(AskHeadSnapshots(4, client_id, order), 1.0)
         assert isinstance(report, SendControl) and isinstance(report.message, SnapshotReport)
         assert report.message.ticket == 4
         return report.message.items
 
-    assert told("c") == (SnapshotInfo("rules", 2, 1, str(EPOCH)),)
+    assert told("c") == (SnapshotInfo("rules", 2, 1, True, str(EPOCH)),)
     assert told("d", free="rules") == () and len(told("c")) == 1
     assert told("c", free="rules") == ()
     run_ring([core], [ToyOperators(0, 2, 2, 16)])

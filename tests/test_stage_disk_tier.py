@@ -24,6 +24,7 @@ from stagewire.stage.block_file import (
 from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.prefix_index import ROOT, chain_hash
 from stagewire.wire.errors import SettingsError
+from stagewire.wire.ring import FileAction, Step
 from stagewire.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -35,9 +36,8 @@ BUDGET = 1 << 30
 def serve(directory: Path, budget_bytes: int = BUDGET, weights: int = 0, num_blocks: int = 200) -> InProcessPipeline:
     """Two stages that share a directory, as after a start of all processes."""
     operators = [ToyOperators(*cut, 6, num_blocks) for cut in CUTS]
-    pipeline = InProcessPipeline(operators, 2, VOCAB_SIZE, weights=weights)
-    pipeline.attach([DiskTier(directory, budget_bytes) for _ in CUTS])
-    return pipeline
+    tiers = [DiskTier(directory, budget_bytes) for _ in CUTS]
+    return InProcessPipeline(operators, 2, VOCAB_SIZE, weights=weights, tiers=tiers)
 
 
 def stop(pipeline: InProcessPipeline) -> None:
@@ -49,9 +49,10 @@ def stop(pipeline: InProcessPipeline) -> None:
 def ask_all(pipeline: InProcessPipeline, prompts: Sequence[Sequence[int]] = PROMPTS) -> list[int]:
     """Cached tokens of each prompt, one after the other, whose answers are right."""
     cached = []
-    for number, prompt in enumerate(prompts):
-        pipeline.start(request(f"r{number}", prompt, 3, GREEDY))
-        output = pipeline.run()[f"r{number}"]
+    for prompt in prompts:
+        name = f"r{len(pipeline.outputs)}"
+        pipeline.start(request(name, prompt, 3, GREEDY))
+        output = pipeline.run()[name]
         assert output.token_ids == expected_tokens(list(prompt), 3, 6)
         assert output.ending is not None
         cached.append(output.ending.usage.cached_tokens)
@@ -99,7 +100,7 @@ def test_the_chains_written_last_come_first_and_beginnings_before_their_ends() -
     root, old, young = file(0, 1, 10), file(1, 2, 20), file(1, 3, 40)
     other, orphan = file(0, 5, 30), file(8, 9, 35)
     assert newest_chains([old, orphan, other, young, root]) == [root, young, orphan, other, old]
-    assert is_block_name(root.name) and root.chain == (1).to_bytes(16, "big") and young.parent == root.key
+    assert is_block_name(root.name) and young.parent == root.key
     assert not is_block_name("x" + root.name) and not is_block_name(root.name + ".bad")
 
 
@@ -146,7 +147,7 @@ def test_other_weights_under_the_same_name_find_nothing(tmp_path: Path) -> None:
 
 
 def test_flipped_bytes_in_fifty_files_are_set_aside_and_never_give_a_wrong_token(tmp_path: Path) -> None:
-    """Some prompts find less; every answer is right, and the next start finds no damage any more."""
+    """Some prompts find less; every answer is right, and the next start finds nothing of the damage any more."""
     first = serve(tmp_path)
     ask_all(first)
     stop(first)
@@ -157,13 +158,20 @@ def test_flipped_bytes_in_fifty_files_are_set_aside_and_never_give_a_wrong_token
         data[rng.randrange(len(data))] ^= 0x10
         path.write_bytes(data)
     second = serve(tmp_path)
-    assert sum(disk.counts().num_set_aside for disk in second.disks) == 50
     assert sum(ask_all(second)) < sum(len(prompt) - 1 for prompt in PROMPTS)
+    assert sum(disk.counts().num_set_aside for disk in second.disks) > 0
     stop(second)
-    third = serve(tmp_path)
-    assert sum(disk.tier.num_set_aside for disk in third.disks) == 0
-    assert ask_all(third) == [len(prompt) - 1 for prompt in PROMPTS]
-    stop(third)
+    for _ in range(9):  # a damaged file is met by whoever wants what is before it
+        again = serve(tmp_path)
+        ask_all(again)
+        num_met = sum(disk.counts().num_set_aside for disk in again.disks)
+        stop(again)
+        if not num_met:
+            break
+    last = serve(tmp_path)
+    assert ask_all(last) == [len(prompt) - 1 for prompt in PROMPTS]
+    assert sum(disk.counts().num_set_aside for disk in last.disks) == 0
+    stop(last)
 
 
 def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
@@ -184,8 +192,8 @@ def test_blocks_of_the_real_model_come_back_bit_for_bit(tmp_path: Path) -> None:
     for expected in (0, 39):
         model = whole_model("bf16")
         operators = [model.stage(0, 11, 16), model.stage(11, 30, 16)]
-        pipeline = InProcessPipeline(operators, model.config.hidden_size, model.config.vocab_size)
-        pipeline.attach([DiskTier(tmp_path, BUDGET) for _ in operators])
+        tiers = [DiskTier(tmp_path, BUDGET) for _ in operators]
+        pipeline = InProcessPipeline(operators, model.config.hidden_size, model.config.vocab_size, tiers=tiers)
         pipeline.start(request("r", prompt, 4, sampling))
         output = pipeline.run()["r"]
         assert output.ending is not None and output.ending.usage.cached_tokens == expected
@@ -237,19 +245,121 @@ def test_two_processes_write_the_same_block_and_neither_is_hurt(tmp_path: Path) 
             tier.put(block)
     for tier in tiers:
         tier.close()
-    loaded = tiers[0].load(b"n" * 16, set(), 1000, 10.0)
-    assert sorted(loaded, key=lambda block: block.depth) == blocks
+    assert [decode_block((tmp_path / block.name).read_bytes(), block.name) for block in blocks] == blocks
     assert {path.suffix for path in tmp_path.iterdir()} == {".kv"}
 
 
-def test_a_smaller_pool_takes_what_fits_beginnings_first(tmp_path: Path) -> None:
-    """No chain without its beginning, and nothing beyond the pool."""
+def test_a_smaller_pool_fetches_what_fits(tmp_path: Path) -> None:
+    """Prompts that need almost all of it come back one after the other, whole."""
     first = serve(tmp_path)
     ask_all(first)
     stop(first)
-    small = serve(tmp_path, num_blocks=9)
+    small = serve(tmp_path, num_blocks=5)
+    assert ask_all(small) == [len(prompt) - 1 for prompt in PROMPTS]
     for store in small.stores:
         store.check_invariants()
-        assert 0 < store.num_cached <= 9
-    ask_all(small)
+        assert 0 < store.num_cached <= 5
     stop(small)
+
+
+# --- while it runs ---
+
+
+def orders(pipeline: InProcessPipeline) -> list[FileAction]:
+    """What the second stage was told to do with files, since the last call."""
+    seen = [order.action for _, m in pipeline.hops if isinstance(m, Step) for order in m.orders]
+    pipeline.hops.clear()
+    return seen
+
+
+def test_what_has_left_the_memory_comes_back_from_the_files(tmp_path: Path) -> None:
+    """A pool too small for all prompts: each is computed once, and no stage ever differs from the others."""
+    pipeline = serve(tmp_path, num_blocks=6)
+    ask_all(pipeline)
+    for disk in pipeline.disks:
+        while disk.has_work:
+            disk.pump()
+        assert disk.tier.drain(10)
+    orders(pipeline)
+    assert ask_all(pipeline) == [len(prompt) - 1 for prompt in PROMPTS]
+    assert orders(pipeline) == [FileAction.FETCH] * len(PROMPTS)
+    assert pipeline.stores[0].prefixes() == pipeline.stores[1].prefixes()
+    assert pipeline.stores[0].statistics.fetched_tokens > 0
+    assert ask_all(pipeline, PROMPTS[-1:]) == [len(PROMPTS[-1]) - 1]
+    assert orders(pipeline) == [], "it is in memory now"
+    stop(pipeline)
+
+
+def test_a_prompt_that_files_know_only_in_part_is_computed_from_there(tmp_path: Path) -> None:
+    """Its blocks in memory first, then those in files, then the rest."""
+    long = [3 + 5 * i % 47 for i in range(103)]
+    first = serve(tmp_path)
+    ask_all(first, [long])
+    stop(first)
+    second = serve(tmp_path)
+    assert ask_all(second, [[*long[:40], *range(9)], [*long, 1, 2, 3]]) == [32, 103]
+    assert second.stores[1].statistics.fetched_tokens == 103
+    third = serve(tmp_path)
+    ask_all(third, [long[:20]])
+    num_before = third.stores[1].statistics.fetched_tokens
+    assert ask_all(third, [[*long, 4, 5]]) == [103]
+    assert third.stores[1].statistics.fetched_tokens - num_before == 103 - 20, "the others were in memory"
+    stop(second)
+    stop(third)
+
+
+def test_the_others_go_on_while_files_are_read_and_a_cancel_leaves_nothing(tmp_path: Path) -> None:
+    """A request that waits for its blocks is in nobody's way, and what comes after its end is thrown away."""
+    first = serve(tmp_path)
+    ask_all(first)
+    stop(first)
+    second = serve(tmp_path)
+    second.start(request("cold", [9] * 30, 4, GREEDY), request("warm", PROMPTS[5], 4, GREEDY))
+    second.start(request("gone", PROMPTS[6], 4, GREEDY))
+    while not second.outputs["cold"].ending:
+        second.turn(0)
+        second.turn(1)
+    assert second.outputs["warm"].token_ids == [] and len(second.jobs) == 4
+    second.cancel("gone")
+    for _ in range(5):
+        second.turn(0)
+        second.turn(1)
+    outputs = second.run()
+    assert outputs["warm"].token_ids == expected_tokens(PROMPTS[5], 4, 6)
+    assert outputs["gone"].ending is not None and outputs["gone"].token_ids == []
+    for store, core in zip(second.stores, second.cores, strict=True):
+        assert core.assembly is not None
+        assert store.num_used == 0 and core.assembly.executor.files.num_staged == 0
+    stop(second)
+
+
+def test_files_that_do_not_come_in_time_are_not_waited_for(tmp_path: Path) -> None:
+    """After two seconds the prompt is computed."""
+    first = serve(tmp_path)
+    ask_all(first)
+    stop(first)
+    second = serve(tmp_path)
+    second.start(request("slow", PROMPTS[5], 4, GREEDY))
+    for now in (1.9, 2.0):
+        for _ in range(30):
+            second.turn(0)
+            second.turn(1)
+        assert second.outputs["slow"].token_ids == [], now
+        second.tick(now)
+    second.jobs.clear()
+    assert second.run()["slow"].token_ids == expected_tokens(PROMPTS[5], 4, 6)
+    stop(second)
+
+
+def test_a_stage_whose_files_are_gone_makes_all_restore_less(tmp_path: Path) -> None:
+    """What one of them cannot read is computed."""
+    first = serve(tmp_path)
+    ask_all(first)
+    stop(first)
+    second = serve(tmp_path)
+    numerics = second.stores[1].cache.numerics.hex()
+    for path in sorted(tmp_path.glob(f"{numerics}*.kv"))[::2]:
+        path.unlink()
+    cached = ask_all(second)
+    assert 0 < sum(cached) < sum(len(prompt) - 1 for prompt in PROMPTS)
+    stop(second)

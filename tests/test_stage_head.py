@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stagewire.stage.head import HeadCore, HeadLimits
+from stagewire.stage.head import HeadCore
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.epoch import Epoch

@@ -17,7 +17,9 @@ from toy_operators import ToyOperators
 
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.head import HeadLimits
+from stagewire.stage.file_runner import FileRunner
+from stagewire.stage.file_worker import FileWorker
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.loop import StageLoop
@@ -112,7 +114,17 @@ def neighbours() -> Iterator[Neighbours]:
     )
     core = StageCore(replace(INFO, stage_id="tail", layer_start=1), parts)
     heartbeat = HeartbeatThread(context, around.control_endpoint, "tail", 1)
-    loop = StageLoop(context, settings, data, core, SlowOperators(1, 2, 2, 16), heartbeat, b"")
+    operators = SlowOperators(1, 2, 2, 16)
+    loop = StageLoop(
+        context,
+        settings,
+        data,
+        core,
+        operators,
+        heartbeat,
+        b"",
+        FileWorker(FileRunner(None, None), operators.read_block),
+    )
     stop = threading.Event()
 
     def serve() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stagewire.stage.poll_until import poll_until
+from stagewire.stage.poll_until import Ready, poll_until
 
 Socket = zmq.Socket[bytes]
 
@@ -29,9 +29,9 @@ def pair() -> Iterator[tuple[Socket, Socket, zmq.Poller]]:
         receiver.close(linger=0)
 
 
-def wait(poller: zmq.Poller, end: float) -> dict[Socket, int]:
+def wait(poller: zmq.Poller, end: float) -> Ready:
     """Call it until something is ready or the end is there."""
-    ready: dict[Socket, int] = {}
+    ready: Ready = {}
     while not ready and time.monotonic() < end:
         ready = poll_until(poller, end)
     return ready

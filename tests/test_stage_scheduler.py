@@ -155,7 +155,7 @@ def test_no_tokens_wanted_ends_with_the_prompt() -> None:
     assert step.finishes == (SequenceFinish(1, FinishReason.LENGTH),) and step.releases == ()
     assert [s.seq_id for s, _ in scheduler.complete(sampled(step))] == [1]
     assert next_step(scheduler).releases == (1,)
-    assert scheduler.num_free_blocks == 100
+    assert scheduler.blocks.num_free == 100
 
 
 def test_an_ended_sequence_is_released_with_the_next_step() -> None:
@@ -408,7 +408,7 @@ class AnyOrder(RuleBasedStateMachine):
                 break
             self.complete(stop=False)
         assert self.ended == set(self.live)
-        assert self.held == {} and self.scheduler.num_free_blocks == 12
+        assert self.held == {} and self.scheduler.blocks.num_free == 12
         assert all(item.state is SequenceState.ENDED for item in self.live.values())
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
 from in_process import InProcessPipeline, request
 from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
@@ -14,13 +18,14 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish
 from stagewire.wire.ring import Phase, Step
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder
 
 GREEDY = SamplingParams(temperature=0.0)
 CUTS = [(0, 2), (2, 3), (3, 6)]
 PROMPT = [3 + i % 50 for i in range(40)]
 
 
-def pipeline_of(num_blocks: int = 20, **options: int) -> InProcessPipeline:
+def pipeline_of(num_blocks: int = 20, **options: Any) -> InProcessPipeline:
     return InProcessPipeline([ToyOperators(*cut, 6, num_blocks) for cut in CUTS], 2, VOCAB_SIZE, **options)
 
 
@@ -44,7 +49,7 @@ def ask(
 def kept(pipeline: InProcessPipeline) -> list[tuple[str, int]]:
     """Names and lengths; every stage holds exactly these."""
     head_of(pipeline).check_invariants()
-    snapshots = head_of(pipeline).snapshots_of("client")
+    snapshots = head_of(pipeline).snapshots.of_client("client")
     for store in pipeline.stores:
         store.check_invariants()
         assert [store.length(one.seq_id) for one in snapshots] == [one.num_tokens for one in snapshots]
@@ -68,8 +73,8 @@ def test_a_snapshot_outlives_any_pressure_until_it_is_freed() -> None:
     assert kept(pipeline) == [("system", 40)]
     assert ask(pipeline, "again", PROMPT) == 40
     assert ask(pipeline, "longer", [*PROMPT, 1, 2, 3]) == 40
-    head_of(pipeline).free_snapshot("client", "system")
-    head_of(pipeline).free_snapshot("client", "system")
+    head_of(pipeline).snapshots.free("client", "system")
+    head_of(pipeline).snapshots.free("client", "system")
     flood(pipeline, seed=2)
     assert kept(pipeline) == []
     assert ask(pipeline, "cold", PROMPT) == 0
@@ -113,8 +118,8 @@ def test_a_name_is_replaced_and_another_clients_is_another() -> None:
     ask(pipeline, "one", PROMPT, 1, SnapshotWish("system"))
     ask(pipeline, "two", PROMPT[:30], 1, SnapshotWish("system"))
     assert kept(pipeline) == [("system", 30)]
-    assert head_of(pipeline).snapshots_of("stranger") == []
-    head_of(pipeline).free_snapshot("stranger", "system")
+    assert head_of(pipeline).snapshots.of_client("stranger") == []
+    head_of(pipeline).snapshots.free("stranger", "system")
     pipeline.run()
     assert kept(pipeline) == [("system", 30)]
 
@@ -129,7 +134,7 @@ def test_a_request_that_ends_before_the_place_leaves_nothing() -> None:
         pipeline.cancel("r")
         pipeline.run()
         assert kept(pipeline) == []
-        assert head_of(pipeline).scheduler.num_free_blocks == 20
+        assert head_of(pipeline).scheduler.blocks.num_free == 20
 
 
 def test_a_snapshot_that_is_wished_for_while_the_pool_is_full_makes_room() -> None:
@@ -139,7 +144,7 @@ def test_a_snapshot_that_is_wished_for_while_the_pool_is_full_makes_room() -> No
     for _ in range(60):
         for index in range(3):
             pipeline.turn(index)
-    assert head_of(pipeline).scheduler.num_free_blocks < 2
+    assert head_of(pipeline).scheduler.blocks.num_free < 2
     pipeline.start(replace(request("save", PROMPT, 2, GREEDY), snapshot=SnapshotWish("system")))
     head_of(pipeline).check_invariants()
     outputs = pipeline.run()
@@ -222,7 +227,7 @@ def test_a_snapshot_can_be_made_of_one_that_is_resumed() -> None:
     pipeline = pipeline_of()
     ask(pipeline, "save", PROMPT, 0, SnapshotWish("one"))
     ask(pipeline, "copy", PROMPT, 1, SnapshotWish("two"))
-    head_of(pipeline).free_snapshot("client", "one")
+    head_of(pipeline).snapshots.free("client", "one")
     flood(pipeline)
     assert kept(pipeline) == [("two", 40)]
     assert ask(pipeline, "again", PROMPT) == 40
@@ -232,7 +237,225 @@ def test_a_stage_without_the_snapshot_is_a_miss_like_any_other() -> None:
     """It cannot happen while books are kept; if it does, the prompt is computed."""
     pipeline = pipeline_of()
     ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
-    snapshot = head_of(pipeline).snapshots_of("client")[0]
+    snapshot = head_of(pipeline).snapshots.of_client("client")[0]
     pipeline.stores[1].release(snapshot.seq_id)
     pipeline.stores[1].clear()
     ask(pipeline, "again", PROMPT)
+
+
+# --- in files ---
+
+
+def order(pipeline: InProcessPipeline, action: SnapshotAction, name: str, target: str = "") -> ErrorCode | None:
+    """What the head makes of it, for the client of the requests."""
+    return pipeline.ask_snapshots(SnapshotOrder(action, name, target)).code
+
+
+def bring_back(pipeline: InProcessPipeline, name: str, file: str, client_id: str = "client") -> ErrorCode | None:
+    """Import a snapshot; the code of its failure, if it fails."""
+    asked = f"import-{next_number()}"
+    wish = SnapshotWish(name, file=file)
+    pipeline.start(replace(request(asked, [], 0, GREEDY), snapshot=wish, client_id=client_id))
+    ending = pipeline.run()[asked].ending
+    refusals = [ack.code for ack in pipeline.acks if ack.request_id == asked]
+    assert ending is not None or refusals[0] is not None
+    return ending.code if ending is not None else refusals[0]
+
+
+next_number = itertools.count().__next__
+
+
+def test_an_exported_snapshot_comes_back_on_all_stages_and_decodes_at_once(tmp_path: Path) -> None:
+    """In other processes, for another name, without computing more than its last token."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("system"))
+    assert order(first, SnapshotAction.EXPORT, "system", "rules-v1") is None
+    names = [f"rules-v1.stage-{index}-of-3.safetensors" for index in range(3)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules-v1.snapshot.json", *names]
+    second = pipeline_of(directory=tmp_path)
+    assert bring_back(second, "mine", "rules-v1") is None
+    assert rows_on_hops(second)[-2:] == [(Phase.TRY_RESTORE_DECODE, 1)] * 2
+    assert kept(second) == [("mine", 40)]
+    assert second.stores[2].statistics.fetched_tokens == 39
+    flood(second)
+    assert ask(second, "again", PROMPT) == 40
+    assert ask(second, "longer", [*PROMPT, 1, 2, 3]) == 40
+
+
+def test_an_export_can_be_replaced_by_its_owner_alone(tmp_path: Path) -> None:
+    """What lies there is another client's, and stays."""
+    pipeline = pipeline_of(directory=tmp_path)
+    ask(pipeline, "one", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "two", PROMPT[:30], 0, SnapshotWish("b"))
+    assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is None
+    assert order(pipeline, SnapshotAction.EXPORT, "b", "file") is None
+    asked = replace(request("theirs", PROMPT[:20], 0, GREEDY), snapshot=SnapshotWish("c"), client_id="stranger")
+    pipeline.start(asked)
+    pipeline.run()
+    theirs = pipeline.ask_snapshots(SnapshotOrder(SnapshotAction.EXPORT, "c", "file"), "stranger")
+    assert theirs.code is ErrorCode.SNAPSHOT_FILE and "another client" in theirs.detail
+    assert bring_back(pipeline, "back", "file") is None
+    assert ("back", 30) in kept_names(pipeline)
+
+
+def kept_names(pipeline: InProcessPipeline) -> list[tuple[str, int]]:
+    return [(one.name, one.num_tokens) for one in head_of(pipeline).snapshots.of_client("client")]
+
+
+def test_what_cannot_be_exported_is_told_why(tmp_path: Path) -> None:
+    """An unknown snapshot, a name that is no file's, stages without a directory, a disk that fails."""
+    pipeline = pipeline_of(directory=tmp_path / "there")
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(pipeline, SnapshotAction.EXPORT, "b", "file") is ErrorCode.SNAPSHOT_NOT_FOUND
+    for name in ("", "../file", ".hidden", "a/b", "x" * 65, "a\n"):
+        assert order(pipeline, SnapshotAction.EXPORT, "a", name) is ErrorCode.INVALID_REQUEST
+    without = pipeline_of()
+    ask(without, "save", PROMPT, 0, SnapshotWish("a"))
+    told = without.ask_snapshots(SnapshotOrder(SnapshotAction.EXPORT, "a", "file"))
+    assert told.code is ErrorCode.SNAPSHOT_FILE and "--snapshot-directory" in told.detail
+    (tmp_path / "there").rmdir()
+    assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE
+    assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE, "asked again, told again"
+    assert kept(pipeline) == [("a", 40)]
+
+
+@pytest.mark.parametrize("damage", ["missing part", "flipped byte", "other export", "no manifest", "bad manifest"])
+def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage: str) -> None:
+    """The request fails with a reason, and everything else goes on."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "other", PROMPT[::-1], 0, SnapshotWish("b"))
+    assert order(first, SnapshotAction.EXPORT, "a", "a") is order(first, SnapshotAction.EXPORT, "b", "b") is None
+    part, manifest = tmp_path / "a.stage-1-of-3.safetensors", tmp_path / "a.snapshot.json"
+    if damage == "missing part":
+        part.unlink()
+    elif damage == "flipped byte":
+        data = bytearray(part.read_bytes())
+        data[-7] ^= 1
+        part.write_bytes(data)
+    elif damage == "other export":
+        part.write_bytes((tmp_path / "b.stage-1-of-3.safetensors").read_bytes())
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text(manifest.read_text()[:100])
+    second = pipeline_of(directory=tmp_path)
+    assert bring_back(second, "mine", "a") is ErrorCode.SNAPSHOT_FILE
+    assert kept(second) == []
+    assert head_of(second).scheduler.blocks.num_free == 20
+    assert bring_back(second, "mine", "b") is None
+    assert ask(second, "after", PROMPT) == 0
+
+
+def test_a_snapshot_of_other_weights_or_another_cut_is_not_imported(tmp_path: Path) -> None:
+    """Its blocks would be wrong; the reason says what to do instead."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "a") is None
+    assert bring_back(pipeline_of(directory=tmp_path, weights=1), "a", "a") is ErrorCode.SNAPSHOT_FILE
+    operators = [ToyOperators(*cut, 6, 20) for cut in [(0, 2), (2, 6)]]
+    other_cut = InProcessPipeline(operators, 2, VOCAB_SIZE, directory=tmp_path)
+    assert bring_back(other_cut, "a", "a") is ErrorCode.SNAPSHOT_FILE
+
+
+def test_an_import_beside_which_an_accepted_request_would_not_fit_is_refused(tmp_path: Path) -> None:
+    """As if its prompt had been sent."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "a") is None
+    small = pipeline_of(num_blocks=4, directory=tmp_path)
+    small.start(request("long", [5] * 30, 20, GREEDY))
+    assert bring_back(small, "a", "a") is ErrorCode.SNAPSHOT_LIMIT
+    assert small.outputs["long"].token_ids == expected_tokens([5] * 30, 20, 6)
+    assert bring_back(small, "", "a") is bring_back(small, "a", "../a") is ErrorCode.INVALID_REQUEST
+
+
+def test_a_snapshot_that_is_freed_or_replaced_while_it_is_exported_stays_until_that_is_done(tmp_path: Path) -> None:
+    """Nobody finds it any more, and its blocks are nobody else's before the files are written."""
+    pipeline = pipeline_of(directory=tmp_path)
+    for end in ("free", "replace", "rename"):
+        ask(pipeline, f"save-{end}", PROMPT, 0, SnapshotWish("a"))
+        asked = AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", end))
+        pipeline.perform_control(0, asked)
+        assert pipeline.do_job(), "the manifest was looked for"
+        assert pipeline.turn(0) and pipeline.turn(1) and pipeline.turn(2) and len(pipeline.jobs) == 3
+        head = head_of(pipeline)
+        if end == "free":
+            head.snapshots.free("client", "a")
+        elif end == "rename":
+            order_only = AskHeadSnapshots(901, "client", SnapshotOrder(SnapshotAction.RENAME, "a", "c"))
+            pipeline.perform_control(0, order_only)
+        else:
+            jobs, pipeline.jobs = pipeline.jobs, []
+            ask(pipeline, "again", PROMPT[:30], 0, SnapshotWish("a"))
+            pipeline.jobs = jobs
+        jobs, pipeline.jobs = pipeline.jobs, []
+        flood(pipeline, seed=len(end))
+        pipeline.jobs = jobs
+        pipeline.run()
+        assert pipeline.reports[-1].code is None
+        assert bring_back(pipeline_of(directory=tmp_path), "back", end) is None
+        for name, _ in kept_names(pipeline):
+            head.snapshots.free("client", name)
+        pipeline.run()
+        assert kept(pipeline) == []
+    fresh = pipeline_of(directory=tmp_path)
+    assert bring_back(fresh, "back", "replace") is None
+    assert ask(fresh, "again", PROMPT) == 40
+
+
+def test_a_cancel_of_an_import_leaves_nothing_behind(tmp_path: Path) -> None:
+    """At any point between its start and its end."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "a") is None
+    for num_jobs in range(5):
+        pipeline = pipeline_of(directory=tmp_path)
+        wish = SnapshotWish("mine", file="a")
+        pipeline.start(replace(request("import", [], 0, GREEDY), snapshot=wish))
+        for _ in range(num_jobs):
+            for index in range(3):
+                pipeline.turn(index)
+            pipeline.do_job()
+        pipeline.cancel("import")
+        ending = pipeline.run()["import"].ending
+        assert ending is not None
+        assert (ending.finish_reason is FinishReason.CANCELLED) == (kept(pipeline) == [])
+        for core in pipeline.cores:
+            assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
+
+
+# --- names ---
+
+
+def test_a_snapshot_can_be_renamed_onto_another(tmp_path: Path) -> None:
+    """The one that had the name goes."""
+    pipeline = pipeline_of(directory=tmp_path)
+    ask(pipeline, "one", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "two", PROMPT[:30], 0, SnapshotWish("b"))
+    assert order(pipeline, SnapshotAction.RENAME, "a", "b") is None
+    assert kept(pipeline) == [("b", 40)]
+    assert order(pipeline, SnapshotAction.RENAME, "b", "b") is None
+    assert order(pipeline, SnapshotAction.RENAME, "a", "c") is ErrorCode.SNAPSHOT_NOT_FOUND
+    assert order(pipeline, SnapshotAction.RENAME, "b", "") is ErrorCode.INVALID_REQUEST
+    assert kept(pipeline) == [("b", 40)]
+
+
+def test_a_request_that_names_a_snapshot_needs_it_to_be_there() -> None:
+    """A prompt that is shorter, or differs, shares what it can, and is computed from there."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    prompts = {"same": PROMPT, "shorter": PROMPT[:20], "differs": [*PROMPT[:18], 60, *PROMPT[19:]]}
+    for name, prompt in prompts.items():
+        pipeline.start(replace(request(name, prompt, 3, GREEDY), restore="a"))
+    pipeline.start(
+        replace(request("unknown", PROMPT, 3, GREEDY), restore="b"),
+        replace(request("theirs", PROMPT, 3, GREEDY), restore="a", client_id="stranger"),
+    )
+    outputs = pipeline.run()
+    for name, prompt in prompts.items():
+        assert outputs[name].token_ids == expected_tokens(prompt, 3, 6)
+    refused = {ack.request_id: ack.code for ack in pipeline.acks if ack.code}
+    assert refused == {"unknown": ErrorCode.SNAPSHOT_NOT_FOUND, "theirs": ErrorCode.SNAPSHOT_NOT_FOUND}
+    cached = {name: output.ending.usage.cached_tokens for name, output in outputs.items() if output.ending}
+    assert cached == {"save": 0, "same": 40, "shorter": 16, "differs": 16}

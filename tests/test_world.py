@@ -52,10 +52,10 @@ def free_snapshots(world: World) -> None:
         head = stage.core.assembly.head if stage.core.assembly else None
         for client in world.clients if head else ():
             assert head is not None
-            for snapshot in head.snapshots_of(client.name):
+            for snapshot in head.snapshots.of_client(client.name):
                 held = [other.store.length(snapshot.seq_id) for other in world.stages if other.core.assembly]
                 assert snapshot.num_tokens in held
-                head.free_snapshot(client.name, snapshot.name)
+                head.snapshots.free(client.name, snapshot.name)
     world.run(2.0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class WholeModel:
     def stage(self, start: int, end: int, num_blocks: int = 256) -> Operators:
         return self.weights.stage(start, end, num_blocks)
 
-    def pipeline(self, *cuts: int, num_blocks: int = 256, **options: int) -> InProcessPipeline:
+    def pipeline(self, *cuts: int, num_blocks: int = 256, **options: Any) -> InProcessPipeline:
         """Stages between these cuts, as `pipeline(12, 20)` for 0:12, 12:20, 20:30."""
         bounds = pairwise([0, *cuts, self.config.num_layers])
         stages = [self.stage(start, end, num_blocks) for start, end in bounds]

@@ -23,7 +23,7 @@ from stagewire.client.core import ClientCore
 from stagewire.client.settings import ClientSettings
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.head import HeadLimits
+from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv_store import KvStore

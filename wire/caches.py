@@ -11,13 +11,13 @@ from stagewire.wire.request import CacheStatistics
 @dataclass(frozen=True, slots=True)
 class DiskCounts:
     """Files of KV blocks since the stage's start: written, not written for want of time or after an error, errors,
-    read at an assembly, and set aside because they were damaged.
+    read for requests, and set aside because they were damaged.
     """
 
     num_written: int
     num_dropped: int
     num_failed: int
-    num_loaded: int
+    num_read: int
     num_set_aside: int
 
 

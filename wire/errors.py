@@ -19,6 +19,8 @@ class ErrorCode(str, Enum):
     UNKNOWN_MODEL = "unknown_model"
     IDENTITY_IN_USE = "identity_in_use"
     SNAPSHOT_LIMIT = "snapshot_limit"
+    SNAPSHOT_NOT_FOUND = "snapshot_not_found"
+    SNAPSHOT_FILE = "snapshot_file"
     # The service cannot take it now; the same request may succeed later.
     QUEUE_FULL = "queue_full"
     CLIENT_LIMIT = "client_limit"

@@ -42,7 +42,8 @@ class Generate(Message):
     """One generation. Sent again until `Accepted` or `Refused`; the broker knows it by `request_id`.
 
     `max_tokens` None runs to the context's end. `stop_token_ids` end it beside the model's own end tokens,
-    unless `ignore_eos` switches those off. `model` None takes whatever is served.
+    unless `ignore_eos` switches those off. `model` None takes whatever is served. `restore` names a snapshot that must
+    be there.
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class Generate(Message):
     ignore_eos: bool
     prompt_token_ids: TokenIds
     snapshot: SnapshotWish | None = None
+    restore: str | None = None
 
 
 @message(4)

@@ -51,8 +51,8 @@ class CacheStatistics:
     """What the KV caches of stages did; those of several stages or steps add up with `plus`.
 
     A lookup is a hit where a stage holds all that it is asked for, else a miss, of which it may still restore
-    a part. `errors` are keys whose tokens were others. `hit_stages` and `miss_stages` have bit `i` set for
-    stage `i`.
+    a part. Of the restored tokens `fetched_tokens` came from files. `errors` are keys whose tokens were others.
+    `hit_stages` and `miss_stages` have bit `i` set for stage `i`.
     """
 
     lookups: int = 0
@@ -61,6 +61,7 @@ class CacheStatistics:
     errors: int = 0
     restored_tokens: int = 0
     restored_bytes: int = 0
+    fetched_tokens: int = 0
     recorded_tokens: int = 0
     recorded_bytes: int = 0
     evicted_blocks: int = 0
@@ -76,6 +77,7 @@ class CacheStatistics:
             self.errors + other.errors,
             self.restored_tokens + other.restored_tokens,
             self.restored_bytes + other.restored_bytes,
+            self.fetched_tokens + other.fetched_tokens,
             self.recorded_tokens + other.recorded_tokens,
             self.recorded_bytes + other.recorded_bytes,
             self.evicted_blocks + other.evicted_blocks,
@@ -92,11 +94,13 @@ NO_STATISTICS = CacheStatistics()
 class SnapshotWish:
     """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
 
-    A snapshot of the same client and name is replaced once this one is complete.
+    A snapshot of the same client and name is replaced once this one is complete. With a `file`, the prompt is empty,
+    and its tokens and blocks are those that were exported there.
     """
 
     name: str
     num_tokens: int | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,38 +1,71 @@
-"""Messages about snapshots: which a client has, and the order to free one. On the frontend and on control."""
+"""Messages about snapshots: which a client has, and what to do with one. On the frontend and on control."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from stagewire.wire.codec import Message, message
+from stagewire.wire.errors import ErrorCode
+
+
+class SnapshotAction(str, Enum):
+    """What a client wants before it is told which snapshots it has.
+
+    LIST: nothing. FREE: give up the one named `name`, if there is one. RENAME: call it `target` from now on, instead
+    of what had that name. EXPORT: write it into the stages' snapshot directories, as the file `target`.
+    """
+
+    LIST = "list"
+    FREE = "free"
+    RENAME = "rename"
+    EXPORT = "export"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOrder:
+    """One action; `name` and `target` are empty where it needs none."""
+
+    action: SnapshotAction = SnapshotAction.LIST
+    name: str = ""
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """The first `num_tokens` of a prompt that every stage of `pipeline` keeps, in `num_blocks` of its KV blocks."""
+    """The first `num_tokens` of a prompt that every stage of `pipeline` keeps, in `num_blocks` of its KV blocks.
+
+    `has_logits`: a prompt that is equal gets its first token without any computing.
+    """
 
     name: str
     num_tokens: int
     num_blocks: int
+    has_logits: bool
     pipeline: str
 
 
 @message(11)
 @dataclass(frozen=True, slots=True)
 class AskSnapshots(Message):
-    """Client to broker: tell which snapshots this client has, after freeing the one named `free`, if any."""
+    """Client to broker."""
 
-    free: str | None
+    order: SnapshotOrder
 
 
 @message(42)
 @dataclass(frozen=True, slots=True)
 class Snapshots(Message):
-    """Answer to `AskSnapshots` of the same `free`. `silent` are the heads that have not answered within 2 s."""
+    """Answer to `AskSnapshots` of the same `order`: what there is now.
 
-    free: str | None
+    `code` says why the order was not carried out. `silent` are the heads that have not answered in time.
+    """
+
+    order: SnapshotOrder
     items: tuple[SnapshotInfo, ...]
     silent: tuple[str, ...]
+    code: ErrorCode | None = None
+    detail: str = ""
 
 
 @message(86)
@@ -42,7 +75,7 @@ class AskHeadSnapshots(Message):
 
     ticket: int
     client_id: str
-    free: str | None
+    order: SnapshotOrder
 
 
 @message(69)
@@ -52,3 +85,5 @@ class SnapshotReport(Message):
 
     ticket: int
     items: tuple[SnapshotInfo, ...]
+    code: ErrorCode | None = None
+    detail: str = ""

@@ -1,0 +1,91 @@
+"""What a stage does with files, as data: jobs for its file thread, and what became of them. It touches no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stagewire.stage.snapshot_file import Manifest
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class WritePart:
+    """Write what `blocks` hold of these tokens into the part `name`; nobody writes to them meanwhile."""
+
+    epoch: Epoch
+    seq_id: int
+    name: str
+    numerics: bytes
+    token_bytes: bytes
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """Read the part `name`, which must have this digest and be of this arithmetic."""
+
+    epoch: Epoch
+    seq_id: int
+    name: str
+    digest: str
+    numerics: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBlocks:
+    """Read from the disk tier the blocks of `token_bytes`, from block `depth` of a sequence on, as far as there are.
+
+    `before` is the chain hash through the block before; `block_bytes` are the token bytes of a whole block.
+    """
+
+    epoch: Epoch
+    seq_id: int
+    numerics: bytes
+    before: bytes
+    depth: int
+    token_bytes: bytes
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadManifest:
+    """Read which parts make the exported snapshot `name`."""
+
+    epoch: Epoch
+    seq_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """All parts of the exported snapshot `name` are there: say so, last of all."""
+
+    epoch: Epoch
+    seq_id: int
+    name: str
+    manifest: Manifest
+
+
+FileJob = WritePart | ReadPart | FetchBlocks | ReadManifest | WriteManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Blocks that were read for a sequence, from its block `depth` on, and the tokens they hold."""
+
+    depth: int = 0
+    token_bytes: bytes = b""
+    contents: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """A job's end; `code` says why it failed. `manifest` is what was read, None if there is no such file."""
+
+    job: FileJob
+    staged: Staged = field(default_factory=Staged)
+    digest: str = ""
+    manifest: Manifest | None = None
+    code: ErrorCode | None = None
+    detail: str = ""
