@@ -10,9 +10,10 @@ from bench.compare import Plan, SideBySide
 from bench.sections import accuracy, own_figures
 from bench.stagewire_side import StagewireSide
 from bench.turns import Rules
+from bench.warm import warm
 from bench.works import WORKS
 
-SECTIONS = ("single_stage", "own", "accuracy")
+SECTIONS = ("single_stage", "own", "warm", "accuracy")
 NAMES = (*(work.name for work in WORKS), *SECTIONS)
 _QUICK = ("prefill_512", "decode_1", "decode_8", *SECTIONS)
 _EXAMPLES = """\
@@ -76,6 +77,8 @@ def run(options: argparse.Namespace) -> None:
         bench.two_stages(side)
         if "own" in chosen:
             own_figures(bench, side, plan.model, plan.rules.runs, progress)
+        if "warm" in chosen:
+            warm(bench, side, plan.rules.runs, progress)
     if "single_stage" in chosen:
         bench.one_stage()
     if "accuracy" in chosen:

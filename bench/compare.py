@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.llama_setting import LlamaSetting
@@ -13,13 +14,14 @@ from bench.machine import machine_description, versions
 from bench.measurements import Measurements
 from bench.peers import FILE, KINDS, TOTAL_THREADS, Peer, peers_at, peers_of_single_stage
 from bench.quiet import quiet_gate
-from bench.results import Results, Row, row_of
+from bench.results import TOKENS_PER_S, Results, Row, row_of
 from bench.rpc_servers import RpcServerError, rpc_servers
 from bench.stagewire_side import StagewireSide
 from bench.tuning import Tuning
 from bench.turns import OURS, Rules, Turns, take_turns
 from bench.works import SINGLE_STAGE_WORKS, Work, prefill
 from stagewire.cluster.local import LocalCluster
+from stagewire.cluster.spec import StageLimits
 from stagewire.model.catalogue import resolve
 from stagewire.wire.cache import cache_folder
 
@@ -72,7 +74,7 @@ class SideBySide:
                 self.files[kind] = str(path)
             self._check_quiet()
 
-    def cluster(self, stages: int, threads: int) -> LocalCluster:
+    def cluster(self, stages: int, threads: int, cache_tokens: int | None = None) -> LocalCluster:
         split = self._plan.split if stages > 1 else None
         return LocalCluster(
             self._plan.model,
@@ -80,6 +82,7 @@ class SideBySide:
             split=split,
             threads=threads,
             precision=self._plan.precision,
+            limits=StageLimits(cache_tokens=cache_tokens),
             progress=self._progress,
         )
 
@@ -103,19 +106,40 @@ class SideBySide:
         self, name: str, work: Work, side: StagewireSide, peers: Sequence[Peer], servers: tuple[str, ...]
     ) -> None:
         settings = self._settings(work, peers, servers)
-        self._progress(f"{name}: {', '.join([OURS, *settings])}")
         with contextlib.ExitStack() as stack:
             # A process for each peer: every one keeps its context from turn to turn.
             sides = {peer: stack.enter_context(LlamaSide(TOTAL_THREADS)) for peer in settings}
+            theirs = {peer: partial(sides[peer].tokens_per_s, setting, work) for peer, setting in settings.items()}
+            words = {peer: str(setting) for peer, setting in settings.items()}
+            self.take_turns(name, TOKENS_PER_S, lambda: side.tokens_per_s(work), theirs, words)
 
-            def measure(who: str) -> float:
-                return side.tokens_per_s(work) if who == OURS else sides[who].tokens_per_s(settings[who], work)
+    def take_turns(
+        self,
+        name: str,
+        unit: str,
+        ours: Callable[[], float],
+        theirs: Mapping[str, Callable[[], float]],
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Adds a row for each of the others; `settings` are theirs, in words."""
+        self._progress(f"{name}: {', '.join([OURS, *theirs])}")
+        comparisons = take_turns(
+            Turns(list(theirs), self._plan.rules),
+            lambda who: ours() if who == OURS else theirs[who](),
+            self._quiet,
+            lambda line: self._progress(f"  {line}"),
+        )
+        self.rows += [row_of(name, comparison, unit) for comparison in comparisons]
+        self.measured.add(name, comparisons, settings or {})
 
-            comparisons = take_turns(
-                Turns(list(settings), self._plan.rules), measure, self._quiet, lambda line: self._progress(f"  {line}")
-            )
-        self.rows += [row_of(name, comparison) for comparison in comparisons]
-        self.measured.add(name, comparisons, {peer: str(setting) for peer, setting in settings.items()})
+    def best_setting(self, kind: str, threads: int, work: Work) -> LlamaSetting:
+        """Of llama.cpp with this file.
+
+        Raises:
+            LlamaFailedError: no setting works.
+        """
+        with self._llama:
+            return self._tuning.best(self.files[kind], threads, work)
 
     def _settings(self, work: Work, peers: Sequence[Peer], servers: tuple[str, ...]) -> dict[str, LlamaSetting]:
         """Each peer's best; who cannot do the work at all is noted and left out."""

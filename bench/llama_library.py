@@ -58,7 +58,15 @@ class LlamaModel:
 class LlamaContext:
     """KV memory for some sequences of a model. Close it before the model."""
 
-    def __init__(self, model: LlamaModel, setting: LlamaSetting, num_sequences: int, context_tokens: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        setting: LlamaSetting,
+        num_sequences: int,
+        context_tokens: int,
+        is_unified: bool = False,
+    ) -> None:
+        """`is_unified`: sequences share one memory, so that one may take over another's prefix without a copy."""
         parameters = llama_cpp.llama_context_default_params()
         # Rounded up so that the library does not have to; its KV memory comes in blocks of 256.
         parameters.n_ctx = num_sequences * (-(-context_tokens // 256) * 256)
@@ -67,6 +75,7 @@ class LlamaContext:
         parameters.n_ubatch = setting.ubatch_tokens
         parameters.n_threads = parameters.n_threads_batch = setting.threads
         parameters.flash_attn_type = _FLASH_ATTENTION_ON
+        parameters.kv_unified = is_unified
         parameters.no_perf = True
         self.handle = llama_cpp.llama_init_from_model(model.handle, parameters)
         if not self.handle:
@@ -95,6 +104,16 @@ class LlamaContext:
         spent_s = self._timed(steps)
         for sequence in range(num_sequences):
             self._forget(sequence, depth)
+        return spent_s
+
+    def extend_s(self, depth: int, num_tokens: int, is_shared: bool) -> float:
+        """Decodes tokens behind the first `depth` of sequence 0, in it or in sequence 1 that shares them."""
+        sequence, started = int(is_shared), time.perf_counter()
+        if is_shared:
+            llama_cpp.llama_memory_seq_cp(self._memory, 0, 1, 0, depth)
+        shared_s = time.perf_counter() - started
+        spent_s = shared_s + self._timed([self._batch([(sequence, range(depth, depth + num_tokens))])])
+        self._forget(sequence, 0 if is_shared else depth)
         return spent_s
 
     def logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:

@@ -51,6 +51,13 @@ class LlamaSide:
         assert isinstance(seconds, float)
         return work.timed_tokens / seconds
 
+    def kept_s(self, setting: LlamaSetting, prefix_tokens: int, suffix_tokens: int, is_shared: bool) -> float:
+        """Seconds to the first token behind a prefix that is kept, of its own sequence or of one that shares it."""
+        numbers = {"prefix_tokens": prefix_tokens, "suffix_tokens": suffix_tokens}
+        seconds = self._ask("kept", setting=asdict(setting), **numbers, is_shared=is_shared)
+        assert isinstance(seconds, float)
+        return seconds
+
     def logits(self, setting: LlamaSetting, token_ids: list[int]) -> NDArray[np.float32]:
         """float32 [T, V] of every position of a text."""
         with tempfile.TemporaryDirectory() as folder:

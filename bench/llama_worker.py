@@ -41,6 +41,11 @@ class LlamaWorker:
             return context.prefill_s(0, work.prompt_tokens)
         return context.decode_s(work.num_sequences, work.prompt_tokens, work.generate_tokens)
 
+    def kept(self, setting: LlamaSetting, prefix_tokens: int, suffix_tokens: int, is_shared: bool) -> float:
+        """Seconds to decode `suffix_tokens` behind a prefix that sequence 0 has kept, of it or of a new sequence."""
+        work = Work("kept", Phase.PREFILL, 2, prefix_tokens, suffix_tokens)
+        return self._context(setting, work, setting.threads).extend_s(prefix_tokens, suffix_tokens, is_shared)
+
     def logits(self, setting: LlamaSetting, token_ids: list[int], path: str) -> None:
         """Writes the logits of every position to a numpy file."""
         self.close()
@@ -57,7 +62,8 @@ class LlamaWorker:
         if self._opened is not None and self._opened[:2] == (setting, work):
             return self._opened[2]
         self.close()
-        context = LlamaContext(self._model(setting), setting, work.num_sequences, work.context_tokens)
+        is_unified = work.phase is Phase.PREFILL
+        context = LlamaContext(self._model(setting), setting, work.num_sequences, work.context_tokens, is_unified)
         self._opened = (setting, work, context)
         if work.phase is Phase.PREFILL:
             context.prefill_s(0, work.prompt_tokens)

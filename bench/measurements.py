@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Measurements:
     sweep: list[Figure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, work: str, comparisons: Sequence[Comparison], settings: dict[str, str]) -> None:
+    def add(self, work: str, comparisons: Sequence[Comparison], settings: Mapping[str, str]) -> None:
         for one in comparisons:
             self.comparisons.append(
                 Measured(

@@ -90,22 +90,36 @@ class StagewireSide:
         await asyncio.wait_for(asyncio.gather(*jobs), _TIMEOUT_S)
         return [one.finished() for one in running]
 
-    async def follow(self, stream: RunningStream, prompt: list[int], max_tokens: int) -> None:
+    def first(self, prompt: list[int], session_id: str | None, num_cached: int, max_tokens: int = 1) -> Stream:
+        """One prompt alone, of this session or a new one, of which so many tokens are to come from the cache."""
+        stream, session = RunningStream(0.0), self._client.session(session_id)
+        job = self.follow(stream, prompt, max_tokens, session, num_cached)
+        self.loop.run_until_complete(asyncio.wait_for(job, _TIMEOUT_S))
+        return stream.finished()
+
+    async def follow(
+        self,
+        stream: RunningStream,
+        prompt: list[int],
+        max_tokens: int,
+        session: AsyncSession | None = None,
+        num_cached: int = 0,
+    ) -> None:
         """Generates greedily and notes when each token arrives.
 
         Raises:
             RequestFailed: it did not end well.
-            MeasurementError: a cache answered a part of the prompt, which was to be computed.
+            MeasurementError: more or less of the prompt came from a cache than was to.
         """
         stream.sent = time.perf_counter()
-        generation = await self._session.generate(
+        generation = await (session or self._session).generate(
             prompt_token_ids=prompt, sampling=GREEDY, max_tokens=max_tokens, ignore_eos=True
         )
         async for _event in generation:
             stream.arrivals.append(time.perf_counter())
         stream.result = generation.result
-        if stream.result.usage.cached_tokens:
-            raise MeasurementError(f"{stream.result.usage.cached_tokens} tokens of a fresh prompt came from a cache")
+        if (found := stream.result.usage.cached_tokens) != num_cached:
+            raise MeasurementError(f"{found} tokens of a prompt came from a cache, not {num_cached}")
 
     def _prompts(self, work: Work) -> list[list[int]]:
         return [self.prompts.draw(work.prompt_tokens) for _ in range(work.num_sequences)]

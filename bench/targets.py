@@ -38,12 +38,21 @@ TARGETS: dict[tuple[str, str], float] = {
     ("inter_token_p99_while_6000_prefill", "limit"): 1.0,
     ("kl_to_float32", "llama.cpp"): 1 / 1.1,
     ("time_per_token_4x10ms", "floor"): 1 / 1.03,
+    ("warm_ttft_4096", "cold"): 60.0,
+    ("warm_ttft_4096_resident", "llama.cpp"): 1 / 1.3,
+    ("warm_ttft_4096_shared", "llama.cpp"): 1 / 2,
+    ("restore_4096", "limit"): 1.0,
+    ("cold_4096", "without_cache"): 1 / 1.03,
 }
 """Where the peer is `limit` or `floor`, 1 is exactly at it."""
 
 OVERHEAD_LIMIT_MS = 0.5
 MIXED_LOAD_LIMIT = 4.0
 """The p99 of running sequences under a long prefill, as a multiple of their p50 without it."""
+
+
+RESTORE_LIMIT = 0.01
+"""What restoring may cost, as a share of computing the same."""
 
 
 def shortfalls(rows: Iterable[Row]) -> list[Shortfall]:
