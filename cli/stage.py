@@ -46,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "disk_directory": "also keep the cache in files there, for later and for the next start (default: no files)",
         "disk_bytes": "how much that directory may hold",
         "snapshot_directory": "where snapshots are exported to and imported from (default: neither)",
+        "snapshot_bytes": "how much that directory may hold",
         "bind": "where this stage listens for its neighbours",
     }
     add_settings(parser, StageSettings, described)

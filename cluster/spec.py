@@ -24,6 +24,7 @@ class StageLimits:
     disk_directory: str | None = None
     disk_bytes: int | None = None
     snapshot_directory: str | None = None
+    snapshot_bytes: int | None = None
     max_sequences: int | None = None
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None

@@ -11,11 +11,11 @@ from stagewire.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """Write what `blocks` hold of these tokens into the part `name`; nobody writes to them meanwhile."""
+    """Write what `blocks` hold of these tokens into a part of this prefix; nobody writes to them meanwhile."""
 
     epoch: Epoch
     seq_id: int
-    name: str
+    prefix: str
     numerics: bytes
     token_bytes: bytes
     blocks: tuple[int, ...]
@@ -23,11 +23,11 @@ class WritePart:
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """Read the part `name`, which must have this digest and be of this arithmetic."""
+    """Read the part of this prefix and digest, which must be of this arithmetic."""
 
     epoch: Epoch
     seq_id: int
-    name: str
+    prefix: str
     digest: str
     numerics: bytes
 

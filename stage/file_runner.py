@@ -20,6 +20,7 @@ from stagewire.stage.file_jobs import (
     WritePart,
 )
 from stagewire.stage.snapshot_file import (
+    PART_SUFFIX,
     SnapshotFileError,
     decode_manifest,
     decode_part,
@@ -28,21 +29,23 @@ from stagewire.stage.snapshot_file import (
     encode_part,
     is_inside,
     manifest_name,
+    part_name,
 )
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
+_MAX_PARTS = 4
 log = logging.getLogger("stagewire.stage")
 
 
 class FileRunner:
-    """`directory` is that of snapshots, `tier` that of blocks; what is None is switched off.
+    """`directory` is that of snapshots, up to `budget_bytes`; `tier` that of blocks; what is None is switched off.
 
     Raises:
         SettingsError: the directory cannot be made.
     """
 
-    def __init__(self, directory: Path | None, tier: DiskTier | None) -> None:
-        self._directory, self._tier = directory, tier
+    def __init__(self, directory: Path | None, tier: DiskTier | None, budget_bytes: int = 1 << 34) -> None:
+        self._directory, self._tier, self._budget_bytes = directory, tier, budget_bytes
         try:
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -66,11 +69,10 @@ class FileRunner:
     def _run(self, job: FileJob, contents: Sequence[bytes]) -> JobDone:
         match job:
             case WritePart():
-                data = encode_part(job.numerics, job.token_bytes, contents)
-                self._write(job.name, data)
-                return JobDone(job, digest=digest_of(data))
+                return JobDone(job, digest=self._write_part(job, contents))
             case ReadPart():
-                token_bytes, blocks = decode_part(self._path(job.name).read_bytes(), job.digest, job.numerics)
+                path = self._path(part_name(job.prefix, job.digest))
+                token_bytes, blocks = decode_part(path.read_bytes(), job.digest, job.numerics)
                 return JobDone(job, Staged(0, token_bytes, blocks))
             case FetchBlocks():
                 return JobDone(job, self._fetch(job))
@@ -85,6 +87,21 @@ class FileRunner:
         if self._tier is None:
             return Staged(job.depth)
         return self._tier.fetch(job.numerics, job.before, job.depth, job.token_bytes, job.block_bytes)
+
+    def _write_part(self, job: WritePart, contents: Sequence[bytes]) -> str:
+        """Returns its digest. Of parts that no manifest may name any more the last few stay, and the others go."""
+        data = encode_part(job.numerics, job.token_bytes, contents)
+        digest = digest_of(data)
+        path = self._path(part_name(job.prefix, digest))
+        num_bytes = sum(other.stat().st_size for other in path.parent.iterdir() if other != path)
+        if num_bytes + len(data) > self._budget_bytes:
+            detail = f"the snapshot directory holds {num_bytes} of {self._budget_bytes} bytes; delete some of its files"
+            raise SnapshotFileError(detail, ErrorCode.SNAPSHOT_LIMIT)
+        self._write(path.name, data)
+        parts = sorted(path.parent.glob(f"{job.prefix}.*{PART_SUFFIX}"), key=lambda part: -part.stat().st_mtime_ns)
+        for old in parts[_MAX_PARTS:]:
+            old.unlink(missing_ok=True)
+        return digest
 
     def _path(self, name: str) -> Path:
         if self._directory is None:

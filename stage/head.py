@@ -93,7 +93,7 @@ class HeadCore:
             self._set_paused(message)
         elif isinstance(message, FileDone):
             wait = self._files.take(message)
-            return self._end_wait(wait) if wait else []
+            return self._end_wait(wait, now) if wait else []
         else:
             self._reports.pop(message.request_id, None)
         return []
@@ -105,7 +105,7 @@ class HeadCore:
         if overdue is not None:
             detail = f"step {overdue} took longer than {self._limits.step_deadline_s} s"
             return [Fault(self._epoch, ErrorCode.STAGE_LOST, detail)]
-        late = [output for wait in self._files.overdue(now) for output in self._end_wait(wait)]
+        late = [output for wait in self._files.overdue(now) for output in self._end_wait(wait, now)]
         due = [report for at, report in self._reports.values() if now - at >= _REPORT_AGAIN_S]
         self._reports.update({report.request_id: (now, report) for report in due})
         return [*late, *due]
@@ -130,7 +130,7 @@ class HeadCore:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request.snapshot and request.snapshot.file is not None:
             self._importing[sequence.seq_id] = sequence
-            return [self._acknowledge(request), *self.snapshots.start_import(sequence, request.snapshot.file)]
+            return [self._acknowledge(request), *self.snapshots.start_import(sequence, request.snapshot.file, now)]
         elif not sequence.token_ids:
             self._finish(sequence, FinishReason.LENGTH)
         return [self._acknowledge(request)]
@@ -178,14 +178,15 @@ class HeadCore:
             return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
         return self._bias_refusal(request) or self.snapshots.refusal(request, self._by_request.values())
 
-    @staticmethod
-    def _empty_refusal(request: StartRequest, budget: int) -> tuple[ErrorCode, str] | None:
+    def _empty_refusal(self, request: StartRequest, budget: int) -> tuple[ErrorCode, str] | None:
         """Without a prompt there is nothing to decode from, but an exported snapshot may be read."""
         if budget > 0:
             return ErrorCode.DECODE_SEED_MISSING, "no token to start decoding from"
         wish = request.snapshot
         if wish and (wish.file is None or not is_file_name(wish.file) or not 0 < len(wish.name) <= MAX_NAME_CHARS):
             return ErrorCode.INVALID_REQUEST, f"snapshot {wish.name!r:.80}: needs a name, and a prompt or a file's name"
+        if wish and not self._files.has_room:
+            return ErrorCode.QUEUE_FULL, "too many snapshots are being imported and exported; try again"
         return None
 
     def _bias_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
@@ -199,7 +200,10 @@ class HeadCore:
 
     def finish_manifest(self, done: JobDone, now: float) -> list[HeadOutput]:
         """The manifest of an exported snapshot was read or written, for an export or an import."""
+        is_awaited = self._files.take_manifest(done.job.seq_id)
         sequence = self._importing.pop(done.job.seq_id, None)
+        if not is_awaited:
+            return []
         if sequence is None:
             return [*self.snapshots.finish_export(done, now)]
         if sequence.state is SequenceState.WAITING:
@@ -217,10 +221,10 @@ class HeadCore:
         self.snapshots.wish(sequence)
         self.snapshots.order_import(sequence, done.manifest, now)
 
-    def _end_wait(self, wait: FileWait) -> list[HeadOutput]:
+    def _end_wait(self, wait: FileWait, now: float) -> list[HeadOutput]:
         """All stages are through with an order, or it took too long."""
         if wait.order.action is FileAction.EXPORT:
-            return [*self.snapshots.finish_parts(wait)]
+            return [*self.snapshots.finish_parts(wait, now)]
         failed = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
         if failed and wait.code and wait.order.action is FileAction.IMPORT:
             self._finish(failed, FinishReason.FAILED, wait.code, wait.detail)

@@ -17,6 +17,8 @@ Reach = Callable[[Sequence[int]], tuple[int, int]]
 _FEWEST_FETCHED_TOKENS = 16
 """Computing fewer is about as fast as asking for them."""
 _MAX_ORDERS = 16
+_MANIFEST = -1
+"""In place of a stage's index."""
 _FETCH_S = 2.0
 _FILE_S = 60.0
 
@@ -64,9 +66,21 @@ class HeadFiles:
             return
         num_held, num_reached = self._reach(sequence.token_ids)
         if num_reached - num_held >= _FEWEST_FETCHED_TOKENS:
-            sequence.is_fetching = True
+            sequence.is_fetching = sequence.has_files = True
             token_ids = TokenIds.of(sequence.token_ids)
             self.order(FileOrder(sequence.seq_id, FileAction.FETCH, token_ids=token_ids), now)
+
+    def await_manifest(self, order: FileOrder, now: float) -> None:
+        """The head itself is busy with a manifest for this order, which has not gone out yet."""
+        self._waits[order.seq_id] = FileWait(order, now + _FILE_S, {_MANIFEST})
+
+    def take_manifest(self, seq_id: int) -> bool:
+        """The manifest is there; False if it was not waited for any more."""
+        wait = self._waits.get(seq_id)
+        if wait is None or _MANIFEST not in wait.missing:
+            return False
+        del self._waits[seq_id]
+        return True
 
     def order(self, order: FileOrder, now: float) -> None:
         """Send it with the next step; `take`, or `overdue`, tells what became of it."""

@@ -278,8 +278,7 @@ class Scheduler:
         """Take it out of line or off the running ones; True if it held blocks, or files were read for it."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence.seq_id)
-        has_files = sequence.is_fetching or sequence.num_fetched > 0
-        return self._running.pop(sequence.seq_id, None) is not None or has_files
+        return self._running.pop(sequence.seq_id, None) is not None or sequence.has_files
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""

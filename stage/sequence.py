@@ -34,7 +34,8 @@ class Sequence:
     `awaited_step` is the step whose sample is on its way. `first_step` is the earliest step whose misses
     concern the present attempt: a rewind makes older ones stale. `last_step` is the latest that took it along.
     `keep` is a snapshot that is not complete yet, `kept_in` the step that carries it.
-    `is_fetching`: it waits for files, of which all stages have then `num_fetched` tokens.
+    `is_fetching`: it waits for files, of which all stages have then `num_fetched` tokens. `has_files`: stages may hold
+    what they have read for it, until it is released.
     `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
@@ -52,6 +53,7 @@ class Sequence:
     keep: Keep | None = None
     kept_in: int | None = None
     is_fetching: bool = False
+    has_files: bool = False
     num_fetched: int = 0
     is_announced: bool = False
     is_paused: bool = False

@@ -30,7 +30,8 @@ class StageSettings:
 
     `kv_tokens` is the capacity of the KV pool, of which the prefix cache keeps at most `cache_tokens` that no request
     uses (None: all that is free; 0: no cache). What the cache keeps is also written to `disk_directory`, if there is
-    one, up to `disk_bytes` in all, and read when a prompt wants it. Exported snapshots lie in `snapshot_directory`.
+    one, up to `disk_bytes` in all, and read when a prompt wants it. Exported snapshots lie in `snapshot_directory`,
+    up to `snapshot_bytes`.
     `chunk_tokens` bounds a step's prefill chunks; within it, they are cut so that the slowest stage takes about
     `chunk_target_s` for them, and beside decodes no longer than for those. The conditions simulate a network.
 
@@ -53,6 +54,7 @@ class StageSettings:
     disk_directory: str | None = None
     disk_bytes: int = 4 << 30
     snapshot_directory: str | None = None
+    snapshot_bytes: int = 16 << 30
     max_sequences: int = 64
     chunk_tokens: int = 256
     chunk_target_s: float = 0.25

@@ -115,7 +115,7 @@ class SnapshotDesk:
         elif order.action is SnapshotAction.RENAME:
             refusal = self._rename(asked.client_id, order)
         elif order.action is SnapshotAction.EXPORT:
-            return self._export(asked)
+            return self._export(asked, now)
         return [self._report(asked, refusal)]
 
     def _find(self, client_id: str, name: str) -> Snapshot | None:
@@ -142,7 +142,7 @@ class SnapshotDesk:
 
     # --- into files ---
 
-    def _export(self, asked: AskHeadSnapshots) -> list[DeskOutput]:
+    def _export(self, asked: AskHeadSnapshots, now: float) -> list[DeskOutput]:
         snapshot, file = self._find(asked.client_id, asked.order.name), asked.order.target
         if snapshot is None:
             return [self._report(asked, _not_found(asked.order.name))]
@@ -157,6 +157,7 @@ class SnapshotDesk:
             return [self._report(asked, (ErrorCode.QUEUE_FULL, "another export is running; try again"))]
         snapshot.is_busy = True
         self._exports[snapshot.seq_id] = _Export(snapshot, asked.client_id, file, [asked])
+        self._files.await_manifest(FileOrder(snapshot.seq_id, FileAction.EXPORT, file), now)
         return [StartJob(ReadManifest(self._epoch, snapshot.seq_id, file))]
 
     def finish_export(self, done: JobDone, now: float) -> list[DeskOutput]:
@@ -170,8 +171,8 @@ class SnapshotDesk:
         self._files.order(FileOrder(export.snapshot.seq_id, FileAction.EXPORT, export.file), now)
         return []
 
-    def finish_parts(self, wait: FileWait) -> list[DeskOutput]:
-        """All stages have written their parts, or one could not."""
+    def finish_parts(self, wait: FileWait, now: float) -> list[DeskOutput]:
+        """All stages have written their parts, or one could not, or it took too long."""
         seq_id = wait.order.seq_id
         export = self._exports.get(seq_id)
         if export is None or wait.code:
@@ -179,6 +180,7 @@ class SnapshotDesk:
         digests = tuple(digest for _, digest in sorted(wait.digests.items()))
         size, token_ids = self._limits.scheduler.block_size, tuple(export.snapshot.token_ids)
         manifest = Manifest(export.client_id, self._model, size, token_ids, digests)
+        self._files.await_manifest(wait.order, now)
         return [StartJob(WriteManifest(self._epoch, seq_id, export.file, manifest))]
 
     def _end_export(self, seq_id: int, refusal: Refusal | None) -> list[DeskOutput]:
@@ -192,9 +194,10 @@ class SnapshotDesk:
 
     # --- out of files ---
 
-    def start_import(self, sequence: Sequence, file: str) -> list[DeskOutput]:
+    def start_import(self, sequence: Sequence, file: str, now: float) -> list[DeskOutput]:
         """A request without a prompt waits for the tokens that the manifest names."""
-        sequence.is_fetching = True
+        sequence.is_fetching = sequence.has_files = True
+        self._files.await_manifest(FileOrder(sequence.seq_id, FileAction.IMPORT, file), now)
         return [StartJob(ReadManifest(self._epoch, sequence.seq_id, file))]
 
     def imported(self, sequence: Sequence, done: JobDone) -> StartRequest | Refusal:

@@ -21,6 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 MAX_FILE_NAME_CHARS = 64
 _FORMAT = "stagewire-snapshot-1"
 _DIGEST_BYTES = 32
+_DIGEST_CHARS = 16
+PART_SUFFIX = ".safetensors"
 _MAX_MANIFEST_BYTES = 64 << 20
 
 
@@ -55,9 +57,14 @@ def is_inside(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def part_name(name: str, stage_index: int, num_stages: int) -> str:
-    """Of one stage's file, without a folder."""
-    return f"{name}.stage-{stage_index}-of-{num_stages}.safetensors"
+def part_prefix(name: str, stage_index: int, num_stages: int) -> str:
+    """How the names of one stage's files begin."""
+    return f"{name}.stage-{stage_index}-of-{num_stages}"
+
+
+def part_name(prefix: str, digest: str) -> str:
+    """Of a part with this digest: another export of the same name has other parts, and leaves these alone."""
+    return f"{prefix}.{digest[:_DIGEST_CHARS]}{PART_SUFFIX}"
 
 
 def manifest_name(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagewire.stage.file_jobs import FetchBlocks, FileJob, JobDone, ReadPart, Staged, WritePart
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.prefix_index import TOKEN_BYTES
-from stagewire.stage.snapshot_file import part_name
+from stagewire.stage.snapshot_file import part_prefix
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import FileAction, FileDone, FileOrder
@@ -30,14 +30,14 @@ class StageFiles:
         """What this stage has to do."""
         store, epoch, seq_id = self._store, self._epoch, order.seq_id
         numerics = store.cache.numerics
-        name = part_name(order.file, self._stage_index, self._num_stages)
+        prefix = part_prefix(order.file, self._stage_index, self._num_stages)
         if order.action is FileAction.EXPORT:
             blocks = tuple(store.block_table(seq_id).tolist())
-            return WritePart(epoch, seq_id, name, numerics, store.token_bytes(seq_id), blocks)
+            return WritePart(epoch, seq_id, prefix, numerics, store.token_bytes(seq_id), blocks)
         self._expected.add(seq_id)
         if order.action is FileAction.IMPORT:
             digest = order.digests[self._stage_index] if self._stage_index < len(order.digests) else ""
-            return ReadPart(epoch, seq_id, name, digest, numerics)
+            return ReadPart(epoch, seq_id, prefix, digest, numerics)
         token_ids = order.token_ids.to_numpy()
         before, depth = store.cache.chain(token_ids)
         token_bytes = token_ids[depth * store.block_size :].tobytes()

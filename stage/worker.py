@@ -73,7 +73,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         disk = _disk(settings, loaded, parts.store)
         directory = settings.snapshot_directory and Path(settings.snapshot_directory)
         files = FileWorker(
-            FileRunner(directory or None, disk.tier if disk else None), loaded.backend.operators.read_block
+            FileRunner(directory or None, disk.tier if disk else None, settings.snapshot_bytes),
+            loaded.backend.operators.read_block,
         )
         core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:

@@ -73,7 +73,8 @@ def test_the_stage_command_reads_back_every_field_of_the_spec() -> None:
     condition = WireCondition(delay_s=0.01, bandwidth_bytes_per_s=1e6, seed=3)
     limits = StageLimits(
         kv_tokens=1024, cache_tokens=512, disk_directory="kv", disk_bytes=1 << 21,
-        snapshot_directory="snapshots", max_sequences=3, chunk_tokens=16, chunk_target_s=0.5, step_deadline_s=9.0,
+        snapshot_directory="snapshots", snapshot_bytes=1 << 22, max_sequences=3, chunk_tokens=16,
+        chunk_target_s=0.5, step_deadline_s=9.0,
     )  # fmt: skip
     spec = StageSpec(
         layers=LayerRange(12, 30), device="cuda:0", threads=3, precision="f32", hop_condition=condition,
@@ -88,7 +89,7 @@ def test_the_stage_command_reads_back_every_field_of_the_spec() -> None:
         model="m.gguf", stage_id="stage-1", control_endpoint="tcp://127.0.0.1:9", layer_start=12, layer_end=30,
         device="cuda:0", threads=3, precision="f32", hop_condition=condition, feed_condition=condition,
         return_condition=condition, kv_tokens=1024, cache_tokens=512, disk_directory="kv", disk_bytes=1 << 21,
-        snapshot_directory="snapshots", max_sequences=3, chunk_tokens=16, chunk_target_s=0.5,
+        snapshot_directory="snapshots", snapshot_bytes=1 << 22, max_sequences=3, chunk_tokens=16, chunk_target_s=0.5,
         step_deadline_s=9.0,
     )  # fmt: skip
 

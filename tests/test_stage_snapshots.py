@@ -13,6 +13,7 @@ import pytest
 from in_process import InProcessPipeline, request
 from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
+from stagewire.stage.file_runner import FileRunner
 from stagewire.stage.head import HeadCore
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish
@@ -270,8 +271,10 @@ def test_an_exported_snapshot_comes_back_on_all_stages_and_decodes_at_once(tmp_p
     first = pipeline_of(directory=tmp_path)
     ask(first, "save", PROMPT, 0, SnapshotWish("system"))
     assert order(first, SnapshotAction.EXPORT, "system", "rules-v1") is None
-    names = [f"rules-v1.stage-{index}-of-3.safetensors" for index in range(3)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rules-v1.snapshot.json", *names]
+    assert [path.name.split(".")[1] for path in sorted(tmp_path.iterdir())] == [
+        "snapshot",
+        *(f"stage-{index}-of-3" for index in range(3)),
+    ]
     second = pipeline_of(directory=tmp_path)
     assert bring_back(second, "mine", "rules-v1") is None
     assert rows_on_hops(second)[-2:] == [(Phase.TRY_RESTORE_DECODE, 1)] * 2
@@ -326,7 +329,7 @@ def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage
     ask(first, "save", PROMPT, 0, SnapshotWish("a"))
     ask(first, "other", PROMPT[::-1], 0, SnapshotWish("b"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is order(first, SnapshotAction.EXPORT, "b", "b") is None
-    part, manifest = tmp_path / "a.stage-1-of-3.safetensors", tmp_path / "a.snapshot.json"
+    (part,), manifest = tmp_path.glob("a.stage-1-of-3.*"), tmp_path / "a.snapshot.json"
     if damage == "missing part":
         part.unlink()
     elif damage == "flipped byte":
@@ -334,7 +337,7 @@ def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage
         data[-7] ^= 1
         part.write_bytes(data)
     elif damage == "other export":
-        part.write_bytes((tmp_path / "b.stage-1-of-3.safetensors").read_bytes())
+        part.write_bytes(next(tmp_path.glob("b.stage-1-of-3.*")).read_bytes())
     elif damage == "no manifest":
         manifest.unlink()
     else:
@@ -343,6 +346,8 @@ def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage
     assert bring_back(second, "mine", "a") is ErrorCode.SNAPSHOT_FILE
     assert kept(second) == []
     assert head_of(second).scheduler.blocks.num_free == 20
+    for core in second.cores:
+        assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
     assert bring_back(second, "mine", "b") is None
     assert ask(second, "after", PROMPT) == 0
 
@@ -459,3 +464,78 @@ def test_a_request_that_names_a_snapshot_needs_it_to_be_there() -> None:
     assert refused == {"unknown": ErrorCode.SNAPSHOT_NOT_FOUND, "theirs": ErrorCode.SNAPSHOT_NOT_FOUND}
     cached = {name: output.ending.usage.cached_tokens for name, output in outputs.items() if output.ending}
     assert cached == {"save": 0, "same": 40, "shorter": 16, "differs": 16}
+
+
+def test_an_export_that_fails_half_way_leaves_the_last_one_whole(tmp_path: Path) -> None:
+    """Parts are named after their content, and only the manifest says which are meant."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "file") is None
+    ask(first, "again", PROMPT[::-1], 0, SnapshotWish("a"))
+    first.runners[2] = FileRunner(None, None)
+    assert order(first, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE
+    assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 2
+    second = pipeline_of(directory=tmp_path)
+    assert bring_back(second, "a", "file") is None
+    assert ask(second, "of the first", PROMPT) == 40
+
+
+def test_the_directory_has_a_budget_and_keeps_few_parts_of_a_name(tmp_path: Path) -> None:
+    """Beyond it the caller is told; parts that nobody can mean any more go."""
+    pipeline = pipeline_of(directory=tmp_path)
+    for number in range(7):
+        ask(pipeline, f"save-{number}", [number, *PROMPT], 0, SnapshotWish("a"))
+        assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is None
+    assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 4
+    assert bring_back(pipeline_of(directory=tmp_path), "a", "file") is None
+    num_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
+    pipeline.runners = [FileRunner(tmp_path, None, num_bytes) for _ in range(3)]
+    assert order(pipeline, SnapshotAction.EXPORT, "a", "other") is ErrorCode.SNAPSHOT_LIMIT
+    assert bring_back(pipeline_of(directory=tmp_path), "a", "other") is ErrorCode.SNAPSHOT_FILE
+
+
+def test_files_that_are_not_read_or_written_in_a_minute_are_given_up(tmp_path: Path) -> None:
+    """A disk that hangs holds up one request, and not for ever; what comes later changes nothing."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "file") is None
+    for num_jobs in range(5):
+        pipeline = pipeline_of(directory=tmp_path)
+        ask(pipeline, "save", PROMPT[:30], 0, SnapshotWish("b"))
+        pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "b", "b")))
+        hang(pipeline, num_jobs)
+        assert [report.code for report in pipeline.reports] == [ErrorCode.SNAPSHOT_FILE]
+        pipeline.start(replace(request("import", [], 0, GREEDY), snapshot=SnapshotWish("mine", file="file")))
+        hang(pipeline, num_jobs)
+        ending = pipeline.run()["import"].ending
+        assert ending is not None
+        assert ending.code is ErrorCode.SNAPSHOT_FILE or num_jobs == 4
+        assert kept(pipeline) == ([("b", 30)] if ending.code else [("b", 30), ("mine", 40)])
+
+
+def hang(pipeline: InProcessPipeline, num_jobs: int) -> None:
+    """Do so many jobs, then let a minute pass; the rest is done after that."""
+    for _ in range(num_jobs):
+        for _ in range(4):
+            for index in range(3):
+                pipeline.turn(index)
+        pipeline.do_job()
+    for index in range(3):
+        pipeline.turn(index)
+    pipeline.tick(61.0)
+    pipeline.run()
+
+
+def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: Path) -> None:
+    """Sixteen orders are open at most."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT[:8], 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "file") is None
+    pipeline = pipeline_of(directory=tmp_path, num_blocks=40)
+    for number in range(20):
+        asked = replace(request(f"r{number}", [], 0, GREEDY), snapshot=SnapshotWish(f"s{number}", file="file"))
+        pipeline.start(asked)
+    pipeline.run()
+    refused = {ack.request_id: ack.code for ack in pipeline.acks if ack.code}
+    assert refused == {f"r{number}": ErrorCode.QUEUE_FULL for number in range(16, 20)}
+    assert len(kept(pipeline)) == 16
