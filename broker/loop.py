@@ -236,4 +236,5 @@ def _start_request(generate: Generate, push: PushStart) -> StartRequest:
         offer=push.offer,
         prompt_token_ids=generate.prompt_token_ids,
         snapshot=generate.snapshot,
+        admission_s=push.admission_s,
     )

@@ -58,6 +58,10 @@ class StageCore:
         self.num_dropped = 0
 
     @property
+    def store(self) -> KvStore:
+        return self._parts.store
+
+    @property
     def is_registered(self) -> bool:
         return self._incarnation is not None
 
@@ -174,12 +178,12 @@ class StageCore:
 
     # --- what belongs to the epoch ---
 
-    def handle_ring(self, envelope: Envelope, message: Message, now: float) -> list[Instruction]:
+    def handle_ring(self, envelope: Envelope, message: Message, now: float, unread_s: float = 0.0) -> list[Instruction]:
         """A message on this stage's PULL socket; without an assembly it is of a dead epoch."""
         if self.assembly is None:
             self.num_dropped += 1
             return []
-        return self.assembly.handle_ring(envelope, message, now)
+        return self.assembly.handle_ring(envelope, message, now, unread_s)
 
     def handle_link(self, client_id: str, link: int, message: Message, now: float) -> list[Instruction]:
         """A message of a client on a direct link."""

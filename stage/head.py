@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
+from stagewire.stage.ring_clock import RingClock
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshots import MAX_SNAPSHOTS, Snapshot
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
+from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_NAME_CHARS, MAX_STOP_TOKENS
@@ -50,6 +52,7 @@ class HeadCore:
     def __init__(self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup) -> None:
         self._epoch, self._limits = epoch, limits
         self.scheduler = Scheduler(limits.scheduler, lookup)
+        self.clock = RingClock()
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
         self._ended: dict[str, float] = {}
@@ -62,21 +65,29 @@ class HeadCore:
         held = [sequence.request for sequence in self._by_request.values()]
         return tuple(RunningRequest(r.request_id, r.client_id, r.session_id) for r in held)
 
-    def next_step(self, now: float) -> Step | None:
-        return self.scheduler.next_step(now)
+    def counters(self) -> HeadCounters:
+        """What it holds and has timed so far."""
+        num_running = sum([s.state is SequenceState.RUNNING for s in self._by_request.values()])
+        num_waiting, clock = len(self._by_request) - num_running, self.clock
+        return HeadCounters(num_waiting, num_running, clock.num_round_trips, clock.round_trips_s, clock.hops_s)
 
-    def handle(self, message: HeadInput, now: float) -> list[HeadOutput]:
-        """Apply one message; returns what the broker must be told."""
+    def next_step(self, now: float) -> Step | None:
+        step = self.scheduler.next_step(now)
+        return self.clock.launched(step, now) if step else None
+
+    def handle(self, message: HeadInput, now: float, unread_s: float = 0.0) -> list[HeadOutput]:
+        """Apply one message, which may have lain unread for so long; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
+            self.clock.returned(message.step_id, message.timings, now, unread_s)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
         elif isinstance(message, Miss):
             self.scheduler.miss(message)
         elif isinstance(message, Flow):
-            self._set_paused(message)
+            self._set_paused(message, now)
         else:
             self._reports.pop(message.request_id, None)
         return []
@@ -108,6 +119,7 @@ class HeadCore:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request)
+        self.clock.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif not sequence.token_ids:
@@ -227,6 +239,7 @@ class HeadCore:
         for sequence, item in self.scheduler.complete(result):
             request_id = sequence.request.request_id
             del self._by_request[request_id]
+            self.clock.gone(sequence.seq_id)
             if sequence.keep is not None:
                 self.scheduler.free(sequence.keep.seq_id)  # it ended before it got there
             usage = item.usage or Usage(sequence.num_prompt_tokens, 0)
@@ -237,10 +250,11 @@ class HeadCore:
             reports.append(report)
         return reports
 
-    def _set_paused(self, flow: Flow) -> None:
+    def _set_paused(self, flow: Flow, now: float) -> None:
         sequence = self._by_request.get(flow.request_id)
         if sequence is not None and sequence.state is not SequenceState.ENDING:
             sequence.is_paused = flow.paused
+            self.clock.paused(sequence.seq_id, flow.paused, now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""

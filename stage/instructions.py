@@ -53,4 +53,12 @@ class Exit:
     detail: str
 
 
-Instruction = SendControl | SendNext | SendHead | ConnectRing | CloseRing | Exit | Dial | CloseLink | SendLink
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log: a life event and what belongs to it, as `key=value`."""
+
+    event: str
+    fields: str
+
+
+Instruction = SendControl | SendNext | SendHead | ConnectRing | CloseRing | Exit | Dial | CloseLink | SendLink | Note

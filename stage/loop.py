@@ -24,13 +24,14 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
+    Note,
     SendControl,
     SendHead,
     SendNext,
 )
+from stagewire.stage.loop_clock import LoopClock
 from stagewire.stage.operators import Operators
 from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
-from stagewire.stage.poll_until import poll_until
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.send_socket import SendSocket
 from stagewire.stage.settings import StageSettings
@@ -38,7 +39,6 @@ from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_rin
 from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.frontend import Card, GetCard
 from stagewire.wire.outbox import Outbox
-from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Step
 from stagewire.wire.tensor import Blob
 
@@ -79,7 +79,7 @@ class StageLoop:
         self._pushes: dict[type[SendNext] | type[SendHead], SendSocket] = {}
         self._pairs = PairSockets(context, self._poller, settings.return_condition)
         self._exit: Exit | None = None
-        self._codec_s = 0.0
+        self._clock = LoopClock()
         self._is_busy = False
         self._tick_at = self._register_at = 0.0
 
@@ -119,7 +119,7 @@ class StageLoop:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._receive(poll_until(self._poller, now if self._is_busy else self._next_due(now)))
+        self._receive(self._clock.poll(self._poller, now if self._is_busy else self._next_due(now)))
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
@@ -143,6 +143,7 @@ class StageLoop:
             self._perform([SendControl(self._core.register())], now)
             self._register_at = now + _REGISTER_AGAIN_S
         self._perform(self._core.tick(now), now)
+        self._heartbeat.progress.counters = self._clock.counters(self._core.store, self._core.assembly)
 
     def _receive(self, ready: dict[Socket, int]) -> None:
         if self._data in ready:
@@ -163,8 +164,9 @@ class StageLoop:
             # A stranger's bytes do no harm; if it was a message of ours, the next number shows the gap.
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
-        self._codec_s += time.monotonic() - now
-        self._perform(self._core.handle_ring(envelope, message, now), now)
+        read_at = time.monotonic()
+        self._clock.coded(read_at - now)
+        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.unread_s), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
         try:
@@ -196,16 +198,15 @@ class StageLoop:
         try:
             step = assembly.next_step(now)
             if step:
-                self._compute(assembly, step)
+                self._compute(assembly, step, now)
         except Exception as error:
             # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
             log.exception("event=step_failed step=%s", step.step_id if step else "-")
             self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
         return step is not None
 
-    def _compute(self, assembly: Assembly, step: Step) -> None:
+    def _compute(self, assembly: Assembly, step: Step, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        begun = time.monotonic()
         self._heartbeat.progress.begin(begun)
         try:
             self._perform(assembly.begin_step(step, begun), begun)
@@ -215,9 +216,12 @@ class StageLoop:
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()
-            timing = StageTiming(assembly.stage_index, 1, computed - started, drawn - computed, self._codec_s)
-            self._codec_s = 0.0
-            self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
+            timing = self._clock.timing(assembly.stage_index, begun, started, computed, drawn)
+            instructions = assembly.finish_step(plan, output, draws, timing, drawn)
+            if assembly.num_stages > 1:  # else the head has the result already, and its wait has begun
+                self._clock.coded(time.monotonic() - drawn)
+            self._perform(instructions, drawn)
+            self._clock.count(step, timing)
         finally:
             self._heartbeat.progress.end()
 
@@ -241,13 +245,15 @@ class StageLoop:
                 self._connect_ring(instruction)
             elif isinstance(instruction, CloseRing):
                 self._close_ring()
+            elif isinstance(instruction, Note):
+                log.info("event=%s %s", instruction.event, instruction.fields)
             else:
                 self._exit = instruction
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
         started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
-        self._codec_s += time.monotonic() - started
+        self._clock.coded(time.monotonic() - started)
         if not self._pushes[type(send)].put(frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")

@@ -24,7 +24,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.head import HeadLimits
-from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
+from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, Note, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
@@ -212,6 +212,7 @@ def _start(generate: Generate, push: broker_events.PushStart) -> StartRequest:
         push.offer,
         generate.prompt_token_ids,
         generate.snapshot,
+        push.admission_s,
     )
 
 
@@ -396,6 +397,8 @@ class SimStage:
                     self._send_link((client_id, link), message)
                 case CloseLink(client_id, link):
                     self._close_link((client_id, link))
+                case Note():
+                    pass
                 case Exit():
                     self.kill()
                     return

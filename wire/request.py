@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.timing import RequestTiming
 
 
 class FinishReason(str, Enum):
@@ -30,8 +31,10 @@ class Usage:
 class StageTiming:
     """What one stage spent on steps that held the request, whole steps also where others shared them.
 
-    `steps` is their number; `compute_s` forward passes; `sample_s` sampling (tail only); `codec_s` turning
-    messages into frames and back; `queue_s` waiting for the stage to be free.
+    `steps` is their number; `plan_s` making the step and its rows ready; `compute_s` forward passes; `sample_s`
+    sampling (tail only); `codec_s` turning messages into frames and back and booking results, told one step later
+    where it comes after these; `queue_s` waiting for the stage to be free. It may have waited `unread_s` longer, at
+    most: so long the stage was computing before it read the step.
     """
 
     stage_index: int
@@ -40,10 +43,18 @@ class StageTiming:
     sample_s: float
     codec_s: float
     queue_s: float = 0.0
+    plan_s: float = 0.0
+    unread_s: float = 0.0
 
-    def at(self, stage_index: int, queue_s: float) -> StageTiming:
+    @property
+    def total_s(self) -> float:
+        """From the moment that the stage read the step on."""
+        return self.queue_s + self.plan_s + self.compute_s + self.sample_s + self.codec_s
+
+    def at(self, stage_index: int, queue_s: float, unread_s: float) -> StageTiming:
         """The same, of another stage, where its step has waited so long."""
-        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s, queue_s)
+        spent = (self.steps, self.compute_s, self.sample_s, self.codec_s, queue_s, self.plan_s, unread_s)
+        return StageTiming(stage_index, *spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +116,8 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
-    `timings` and `cache` are of all steps that held the request, with what others did in them. `kept_tokens` is
-    the length of the snapshot that all stages keep of its prompt.
+    `timings` and `cache` are of all steps that held the request, with what others did in them; `timing` is where its
+    own time went, from the tail only. `kept_tokens` is the length of the snapshot that all stages keep of its prompt.
     """
 
     finish_reason: FinishReason
@@ -117,6 +128,7 @@ class Ending:
     detail: str = ""
     cache: CacheStatistics = NO_STATISTICS
     kept_tokens: int = 0
+    timing: RequestTiming | None = None
 
 
 @dataclass(frozen=True, slots=True)
