@@ -15,6 +15,7 @@ from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.head import HeadCore, HeadInput
 from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext
 from stagewire.stage.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.ring_clock import NO_TIME, Reading
 from stagewire.stage.tail import Draw, TailCore
 from stagewire.wire.codec import Envelope, Message, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
@@ -44,8 +45,8 @@ class Assembly:
         self._received = ReceiverNumbers(self.epoch)
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
-        self._steps: deque[tuple[float, float, Step]] = deque()
-        self._queue_s = self._unread_s = 0.0
+        self._steps: deque[tuple[float, Reading, Step]] = deque()
+        self._queue_s, self._reading = 0.0, NO_TIME
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -72,8 +73,10 @@ class Assembly:
 
     # --- the ring ---
 
-    def handle_ring(self, envelope: Envelope, message: Message, now: float, unread_s: float = 0.0) -> list[Instruction]:
-        """A message on this stage's PULL socket; for `unread_s` before now the stage was computing and read nothing."""
+    def handle_ring(
+        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+    ) -> list[Instruction]:
+        """A message on this stage's PULL socket."""
         if not self.is_sound:
             return []
         arrival = self._received.arrive(envelope, isinstance(message, Repeat))
@@ -83,16 +86,16 @@ class Assembly:
             self.num_dropped += not isinstance(message, Repeat)
             return []
         if self.head and isinstance(message, _FOR_HEAD):
-            return self.tell_head(message, now, unread_s)
+            return self.tell_head(message, now, reading)
         if self.head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
-            self._steps.append((now, unread_s, message))
+            self._steps.append((now, reading, message))
             return []
         return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
 
-    def tell_head(self, message: HeadInput, now: float, unread_s: float = 0.0) -> list[Instruction]:
+    def tell_head(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[Instruction]:
         """Over the feed, or without a socket where this stage is the head."""
         if self.head:
-            return self._from_head(self.head.handle(message, now, unread_s), now)
+            return self._from_head(self.head.handle(message, now, reading), now)
         if self._to_head and not isinstance(message, StartRequest):
             return [SendHead(self._to_head.next(now), message)]
         return []
@@ -123,7 +126,7 @@ class Assembly:
             return self.head.next_step(now)
         if not self._steps:
             return None
-        arrived_at, self._unread_s, step = self._steps.popleft()
+        arrived_at, self._reading, step = self._steps.popleft()
         self._queue_s = now - arrived_at
         return step
 
@@ -144,7 +147,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, self._queue_s, self._unread_s)
+        timing = timing.at(self.stage_index, self._queue_s, self._reading.unread_s, self._reading.read_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]

@@ -14,6 +14,7 @@ from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadCore, HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
+from stagewire.stage.ring_clock import NO_TIME, Reading
 from stagewire.stage.tail import TailCore
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
@@ -178,12 +179,14 @@ class StageCore:
 
     # --- what belongs to the epoch ---
 
-    def handle_ring(self, envelope: Envelope, message: Message, now: float, unread_s: float = 0.0) -> list[Instruction]:
+    def handle_ring(
+        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+    ) -> list[Instruction]:
         """A message on this stage's PULL socket; without an assembly it is of a dead epoch."""
         if self.assembly is None:
             self.num_dropped += 1
             return []
-        return self.assembly.handle_ring(envelope, message, now, unread_s)
+        return self.assembly.handle_ring(envelope, message, now, reading)
 
     def handle_link(self, client_id: str, link: int, message: Message, now: float) -> list[Instruction]:
         """A message of a client on a direct link."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
-from stagewire.stage.ring_clock import RingClock
+from stagewire.stage.ring_clock import NO_TIME, Reading, RingClock
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
@@ -75,12 +75,12 @@ class HeadCore:
         step = self.scheduler.next_step(now)
         return self.clock.launched(step, now) if step else None
 
-    def handle(self, message: HeadInput, now: float, unread_s: float = 0.0) -> list[HeadOutput]:
-        """Apply one message, which may have lain unread for so long; returns what the broker must be told."""
+    def handle(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[HeadOutput]:
+        """Apply one message; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
-            self.clock.returned(message.step_id, message.timings, now, unread_s)
+            self.clock.returned(message.step_id, message.timings, now, reading)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)

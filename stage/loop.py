@@ -39,7 +39,7 @@ from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_rin
 from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.frontend import Card, GetCard
 from stagewire.wire.outbox import Outbox
-from stagewire.wire.ring import Step
+from stagewire.wire.ring import Step, StepResult
 from stagewire.wire.tensor import Blob
 
 log = logging.getLogger("stagewire.stage")
@@ -165,8 +165,7 @@ class StageLoop:
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
         read_at = time.monotonic()
-        self._clock.coded(read_at - now)
-        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.unread_s), read_at)
+        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
         try:
@@ -217,10 +216,7 @@ class StageLoop:
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()
             timing = self._clock.timing(assembly.stage_index, begun, started, computed, drawn)
-            instructions = assembly.finish_step(plan, output, draws, timing, drawn)
-            if assembly.num_stages > 1:  # else the head has the result already, and its wait has begun
-                self._clock.coded(time.monotonic() - drawn)
-            self._perform(instructions, drawn)
+            self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
             self._clock.count(step, timing)
         finally:
             self._heartbeat.progress.end()
@@ -251,9 +247,9 @@ class StageLoop:
                 self._exit = instruction
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
-        started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
-        self._clock.coded(time.monotonic() - started)
+        if isinstance(send.message, Step | StepResult):
+            self._clock.wrote(time.monotonic())  # from here on its receiver may be at work already
         if not self._pushes[type(send)].put(frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")

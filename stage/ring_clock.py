@@ -13,6 +13,18 @@ from stagewire.wire.ring import Step
 from stagewire.wire.timing import Wait
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a message of the ring came in: read in `read_s`; before, `unread_s` at most, it lay at a busy stage."""
+
+    read_s: float = 0.0
+    unread_s: float = 0.0
+
+
+NO_TIME = Reading()
+"""Nothing to speak of."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A sequence since its last step; `since` counts while no step holds it."""
@@ -22,7 +34,7 @@ class _Waiting:
     is_paused: bool = False
     queue_s: float = 0.0
     paused_s: float = 0.0
-    unread_s: float = 0.0
+    reading: Reading = NO_TIME
 
     def settle(self, now: float) -> None:
         """Book the time up to now."""
@@ -35,8 +47,8 @@ class _Waiting:
 
     def take(self, seq_id: int) -> Wait:
         """What it has waited; it begins anew."""
-        wait = Wait(seq_id, self.queue_s, self.paused_s, self.unread_s)
-        self.queue_s = self.paused_s = self.unread_s = 0.0
+        wait = Wait(seq_id, self.queue_s, self.paused_s, self.reading.read_s, self.reading.unread_s)
+        self.queue_s, self.paused_s, self.reading = 0.0, 0.0, NO_TIME
         return wait
 
 
@@ -79,23 +91,21 @@ class RingClock:
         waiting.num_in_flight += 1
         return waiting.take(seq_id)
 
-    def returned(self, step_id: int, timings: Iterable[StageTiming], now: float, unread_s: float = 0.0) -> None:
-        """A step's result was read; for `unread_s` before that the head was computing and read nothing."""
+    def returned(self, step_id: int, timings: Iterable[StageTiming], now: float, reading: Reading = NO_TIME) -> None:
+        """A step's result was read."""
         launched = self._steps.pop(step_id, None)
         if launched is None:
             return
         launched_at, seq_ids = launched
-        self._round_trip(now - launched_at, timings, unread_s)
+        self._round_trip(now - launched_at, timings, reading)
         for seq_id in seq_ids:
             if waiting := self._waiting.get(seq_id):
                 waiting.num_in_flight -= 1
-                waiting.since, waiting.unread_s = now, unread_s
+                waiting.since, waiting.reading = now, reading
 
-    def _round_trip(self, round_trip_s: float, timings: Iterable[StageTiming], unread_s: float) -> None:
+    def _round_trip(self, round_trip_s: float, timings: Iterable[StageTiming], reading: Reading) -> None:
         self.num_round_trips += 1
         self.round_trips_s += round_trip_s
-        for timing in timings:
-            round_trip_s -= timing.total_s
-            unread_s += timing.unread_s
         # What may have lain unread is not the network's, as far as the round trip has time for it.
-        self.hops_s += max(0.0, round_trip_s - unread_s)
+        known_s = reading.read_s + reading.unread_s + sum([timing.total_s + timing.unread_s for timing in timings])
+        self.hops_s += max(0.0, round_trip_s - known_s)

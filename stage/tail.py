@@ -68,6 +68,7 @@ class TailCore:
         self._links: dict[str, ReturnLink] = {}
         self._link_numbers = count(1)
         self._lines: list[Note] = []
+        self._last_booked: list[TimeAccount] = []
         self._num_prompt = self._num_cached = self._num_drawn = 0
 
     # --- steps ---
@@ -138,6 +139,9 @@ class TailCore:
 
     def _add_up(self, step: Step, cost: StepCost, now: float) -> None:
         """What a step cost and found, for each request that it held."""
+        for account in self._last_booked:
+            account.wrote(cost)
+        self._last_booked = []
         waits = {wait.seq_id: wait for wait in step.waits}
         last = {piece.seq_id: piece for piece in step.slices}
         for seq_id, piece in {piece.seq_id: piece for piece in reversed(step.slices)}.items():
@@ -151,6 +155,7 @@ class TailCore:
             if step.cache != NO_STATISTICS:
                 request.cache = request.cache.plus(step.cache)
             request.time.step(piece, last[seq_id], waits.get(seq_id), cost, now)
+            self._last_booked.append(request.time)
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[draw.seq_id]

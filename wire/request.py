@@ -32,9 +32,9 @@ class StageTiming:
     """What one stage spent on steps that held the request, whole steps also where others shared them.
 
     `steps` is their number; `plan_s` making the step and its rows ready; `compute_s` forward passes; `sample_s`
-    sampling (tail only); `codec_s` turning messages into frames and back and booking results, told one step later
-    where it comes after these; `queue_s` waiting for the stage to be free. It may have waited `unread_s` longer, at
-    most: so long the stage was computing before it read the step.
+    sampling (tail only); `codec_s` turning a step into frames and back; `queue_s` waiting for the stage to be free. It
+    may have waited `unread_s` longer, at most: so long the stage was computing before it read the step. `written_s` of
+    `codec_s` is of the step before, whose frames were made after its times were told.
     """
 
     stage_index: int
@@ -45,16 +45,17 @@ class StageTiming:
     queue_s: float = 0.0
     plan_s: float = 0.0
     unread_s: float = 0.0
+    written_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        """From the moment that the stage read the step on."""
+        """From when the stage began to read the step until it passed on what came of it."""
         return self.queue_s + self.plan_s + self.compute_s + self.sample_s + self.codec_s
 
-    def at(self, stage_index: int, queue_s: float, unread_s: float) -> StageTiming:
-        """The same, of another stage, where its step has waited so long."""
-        spent = (self.steps, self.compute_s, self.sample_s, self.codec_s, queue_s, self.plan_s, unread_s)
-        return StageTiming(stage_index, *spent)
+    def at(self, stage_index: int, queue_s: float, unread_s: float, read_s: float) -> StageTiming:
+        """The same, of another stage, where its step was read in `read_s` and has waited so long."""
+        spent = (self.steps, self.compute_s, self.sample_s, self.codec_s + read_s)
+        return StageTiming(stage_index, *spent, queue_s, self.plan_s, unread_s, self.written_s)
 
 
 @dataclass(frozen=True, slots=True)

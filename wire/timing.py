@@ -9,13 +9,14 @@ from dataclasses import dataclass
 class Wait:
     """What a sequence waited at the head before this step, while no other step held it; on the head's clock.
 
-    `paused_s` of it its client did not read. Before that, `unread_s` at most, the result of its last step lay unread
-    while the head computed another one.
+    `paused_s` of it its client did not read. Before that the head read the result of its last step, in `read_s`, and
+    before that, `unread_s` at most, this lay unread while the head computed another step.
     """
 
     seq_id: int
     queue_s: float
     paused_s: float
+    read_s: float
     unread_s: float
 
 
