@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         elif sys.stdout.isatty():
             _show_live(client, options.interval)
         else:
-            _follow(client, options.interval, lambda lines: print("\n".join(lines), end="\n\n", flush=True), _slept)
+            follow(client, options.interval, lambda lines: print("\n".join(lines), end="\n\n", flush=True), _slept)
     return 0
 
 
@@ -60,9 +60,7 @@ def _show_once(client: Client, interval_s: float) -> None:
     print("\n".join(frame(before, client.status())))
 
 
-def _follow(
-    client: Client, interval_s: float, show: Callable[[list[str]], None], wait: Callable[[float], bool]
-) -> None:
+def follow(client: Client, interval_s: float, show: Callable[[list[str]], None], wait: Callable[[float], bool]) -> None:
     """Frame after frame until `wait` says so; while the broker does not answer, that is what is shown."""
     before = client.status()
     while not wait(interval_s):
@@ -89,7 +87,7 @@ def _show_live(client: Client, interval_s: float) -> None:
 
     with _quit_key() as is_quit, Live(screen=True, auto_refresh=False) as live:
         live.update(_coloured(["asking the broker; q quits"]), refresh=True)
-        _follow(client, interval_s, lambda lines: live.update(_coloured([*lines, "q quits"]), refresh=True), is_quit)
+        follow(client, interval_s, lambda lines: live.update(_coloured([*lines, "q quits"]), refresh=True), is_quit)
 
 
 def _coloured(lines: list[str]) -> Text:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from test_broker_loop import FAST, RunningBroker
 from test_cli_status import report, stage
 
 from stagewire.cli.main import main
+from stagewire.cli.top import follow
 from stagewire.cli.top_view import frame
+from stagewire.client import Client, ClientSettings
 from stagewire.wire.counters import HeadCounters, StageCounters, TailCounters
 from stagewire.wire.status import PipelineStatus, StageStatus, Status
 
@@ -134,3 +137,25 @@ def test_an_interval_shorter_than_the_news_is_refused(interval: str, capsys: pyt
     """Stages tell every half second what they did."""
     assert main(["top", f"--interval={interval}"]) == 2
     assert "must be at least 1 second" in capsys.readouterr().err
+
+
+def test_a_broker_that_goes_away_and_comes_back_is_asked_again() -> None:
+    """What is shown meanwhile says so; nothing ends."""
+    broker = RunningBroker(FAST)
+    endpoint = broker.endpoints.frontend
+    shown: list[list[str]] = []
+
+    def wait(_seconds: float) -> bool:
+        nonlocal broker
+        if len(shown) == 1:
+            broker.stop()
+        elif len(shown) == 2:
+            broker = RunningBroker(replace(FAST, frontend_endpoint=endpoint))
+        return len(shown) == 3
+
+    with Client(settings=ClientSettings(endpoint=endpoint, connect_timeout_s=1.0)) as client:
+        follow(client, 1.0, shown.append, wait)
+    broker.stop()
+    first, gone, back = shown
+    assert first[0].startswith("broker up") and back[0].startswith("broker up")
+    assert gone == [f"no answer from the broker at {endpoint} within 1 s; asking again every 1 s"]
