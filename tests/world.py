@@ -360,12 +360,10 @@ class SimStage:
         if step is not None:
             self._is_busy = True
             self.perform(assembly.begin_step(step, self._world.now))
-            run = self.info.run
-            self._world.at(
-                self._world.now + self._world.random.uniform(0.001, 0.02), lambda: self._computed(run, assembly, step)
-            )
+            run, took_s = self.info.run, self._world.random.uniform(0.001, 0.02)
+            self._world.at(self._world.now + took_s, lambda: self._computed(run, assembly, step, took_s))
 
-    def _computed(self, run: int, assembly: Assembly, step: Step) -> None:
+    def _computed(self, run: int, assembly: Assembly, step: Step, took_s: float) -> None:
         if not self.is_alive or run != self.info.run:
             return
         self._is_busy = False
@@ -374,7 +372,7 @@ class SimStage:
         output = plan.compute(self._operators)
         if assembly is self.core.assembly:
             draws = assembly.draw(plan, output)
-            timing = StageTiming(0, 1, 0.01, 0.0, 0.0)
+            timing = StageTiming(0, 1, took_s, 0.0, 0.0)
             self.perform(assembly.finish_step(plan, output, draws, timing, self._world.now))
         self.poke()
 
@@ -466,6 +464,7 @@ class Seen:
     endings: list[Ending] = field(default_factory=list)
     is_cancelled: bool = False
     submitted_at: float = 0.0
+    ended_at: float = 0.0
 
 
 class SimClient:
@@ -581,5 +580,6 @@ class SimClient:
         seen.token_ids.extend(token_ids)
         if ending is not None:
             seen.endings.append(ending)
+            seen.ended_at = self._world.now
         num_tokens, ended = len(seen.token_ids), bool(seen.endings)
         self._world.at(self._world.now, lambda: self.handle(client_events.Consumed(request_id, num_tokens, ended)))
