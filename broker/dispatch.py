@@ -177,6 +177,7 @@ class Dispatch:
                 request.session_id,
                 request.seed,
                 request.offer,
+                request.pushed_at - request.queued_at,
             )
         )
 

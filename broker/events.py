@@ -156,6 +156,7 @@ class PushStart:
     session_id: str
     seed: int
     offer: ReturnOffer | None
+    admission_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,4 +239,5 @@ def _start_request(generate: Generate, push: PushStart) -> StartRequest:
         prompt_token_ids=generate.prompt_token_ids,
         snapshot=generate.snapshot,
         restore=generate.restore,
+        admission_s=push.admission_s,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stagewire.broker.events import Peer
 from stagewire.broker.settings import is_loopback
 from stagewire.wire.control import AssemblyReport, Register, StageInfo
+from stagewire.wire.counters import StageCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_NAME_CHARS
@@ -33,6 +34,7 @@ class StageRecord:
     heard_at: float
     epoch: Epoch | None = None
     step_age_s: float | None = None
+    counters: StageCounters | None = None
     challenger: Challenger | None = None
 
 

@@ -113,7 +113,7 @@ class Registration:
             if not (stage and stage.challenger and stage.challenger.message.info.run == message.run):
                 self._state.answer(peer, WhoAreYou())
             return
-        stage.heard_at, stage.step_age_s = now, message.step_age_s
+        stage.heard_at, stage.step_age_s, stage.counters = now, message.step_age_s, message.counters
         if stage.peer is None:
             self._state.answer(peer, WhoAreYou())
         if stage.challenger:

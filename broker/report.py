@@ -25,7 +25,8 @@ def status_of(state: BrokerState, now: float) -> Status:
 
 def _stage(stage: StageRecord, now: float) -> StageStatus:
     serves = str(stage.epoch) if stage.epoch else None
-    return StageStatus(stage.info, serves, max(0.0, now - stage.heard_at), stage.step_age_s)
+    silent_s = max(0.0, now - stage.heard_at)
+    return StageStatus(stage.info, serves, silent_s, stage.step_age_s, stage.counters)
 
 
 def _pipeline(pipeline: Pipeline) -> PipelineStatus:

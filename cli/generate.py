@@ -15,7 +15,7 @@ from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
 
 if TYPE_CHECKING:
-    from stagewire.client import Generation, Result, Session
+    from stagewire.client import Generation, Result, Session, Timings
 
 EXAMPLES = """\
 examples:
@@ -23,7 +23,9 @@ examples:
   stagewire generate --raw "Once upon a time" --max-tokens 50 --temperature 0
   echo "Say hello in French." | stagewire generate -
   stagewire generate "Name three rivers." --json
+  stagewire generate "Name three rivers." --timings
 
+With --timings a table on standard error says where the time went.
 With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings, cache; or error.
 """
 
@@ -35,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="no chat template: the model continues the text")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the prompt")
     parser.add_argument("--json", action="store_true", help="print one object at the end instead of the text")
+    parser.add_argument("--timings", action="store_true", help="say afterwards, on stderr, where the time went")
 
 
 def add_answer_flags(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
             print(json.dumps(as_object(finished(generation))))
         else:
             stream(generation)
+        if options.timings:
+            print("\n".join(timing_table(generation.result.timings)), file=sys.stderr)
     return 0
 
 
@@ -81,6 +86,18 @@ def finished(generation: Generation) -> Result:
     for _token in generation:
         pass
     return generation.result
+
+
+def timing_table(timings: Timings) -> list[str]:
+    """Where the time went: a line for each part, in milliseconds and as a share of the whole."""
+    if timings.parts is None:
+        return ["no timings: the answer was ended here, and not by the pipeline"]
+    rows = [*timings.parts.rows(), ("total", timings.total_s)]
+    return [f"{name:15} {1000 * seconds:9.2f} ms {_share(seconds, timings.total_s):4.0%}" for name, seconds in rows]
+
+
+def _share(seconds: float, total_s: float) -> float:
+    return seconds / total_s if total_s > 0 else 0.0
 
 
 def as_object(result: Result) -> dict[str, object]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "complete one prompt and print the answer as it comes",
     "chat": "talk with the model",
     "status": "show stages, pipelines and queue",
+    "top": "watch what each stage does, live",
     "cache": "show what the stages' prefix caches hold, or clear them",
     "snapshot": "keep the beginning of prompts in memory, list what is kept, or free it",
     "models": "list the models that are known by name, or fetch one",

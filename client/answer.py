@@ -62,7 +62,7 @@ class Answer:
         self._sink.stopwatch.end()
         self._transcript.flush()
         ending = Ending(reason, self._transcript.num_tokens, Usage(0, 0), (), code, detail)
-        self.result = self._transcript.result(ending, self._sink.stopwatch.timings(()))
+        self.result = self._transcript.result(ending, self._sink.stopwatch.timings(None))
 
     def _finish(self, finished: Finished) -> None:
         finished = self._explained(finished)
@@ -75,7 +75,7 @@ class Answer:
         elif tail:
             # The last token was taken already: its text comes in an event without a token of its own.
             self._waiting.append(TokenEvent(self._transcript.last_token_id, tail, self._transcript.num_tokens - 1))
-        timings = self._sink.stopwatch.timings(finished.ending.timings)
+        timings = self._sink.stopwatch.timings(finished.ending)
         self.result = self._transcript.result(finished.ending, timings, finished.refused)
         self._acknowledge()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagewire.client.time_parts import TimeParts
 from stagewire.wire import errors
 from stagewire.wire.errors import StagewireError
 from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
@@ -30,6 +31,8 @@ class Timings:
     """Seconds on this machine's clock from the call on, None where it was not reached; then what the stages spent.
 
     `accepted_s`: admitted by the broker; `dispatched_s`: given to a pipeline; `first_token_s`, `total_s`: arrived here.
+    `parts` says where `total_s` went. There is none, and there are no stages, where the pipeline's own ending did not
+    come: after a stop string, which is found here, a cancel that did not wait, or a failure.
     """
 
     accepted_s: float | None
@@ -37,6 +40,7 @@ class Timings:
     first_token_s: float | None
     total_s: float
     stages: tuple[StageTiming, ...]
+    parts: TimeParts | None = None
 
 
 @dataclass(frozen=True, slots=True)

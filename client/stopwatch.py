@@ -6,7 +6,8 @@ import time
 
 from stagewire.client.events import Milestone
 from stagewire.client.result import Timings
-from stagewire.wire.request import StageTiming
+from stagewire.client.time_parts import time_parts
+from stagewire.wire.request import Ending
 
 
 class Stopwatch:
@@ -29,10 +30,13 @@ class Stopwatch:
         if self._total_s is None:
             self._total_s = self._now_s()
 
-    def timings(self, stages: tuple[StageTiming, ...]) -> Timings:
+    def timings(self, ending: Ending | None) -> Timings:
+        """With what the pipeline says in its ending; None where this side ended it."""
         total_s = self._now_s() if self._total_s is None else self._total_s
         accepted, dispatched = (self._milestones.get(m) for m in (Milestone.ACCEPTED, Milestone.DISPATCHED))
-        return Timings(accepted, dispatched, self._first_token_s, total_s, stages)
+        timing = ending.timing if ending else None
+        parts = time_parts(timing, accepted, dispatched, total_s) if timing else None
+        return Timings(accepted, dispatched, self._first_token_s, total_s, ending.timings if ending else (), parts)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._started

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.file_jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head import HeadCore, HeadInput, HeadOutput
-from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
+from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.ring_clock import NO_TIME, Reading
 from stagewire.stage.tail import Draw, TailCore
 from stagewire.wire.codec import Envelope, Message, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
@@ -42,12 +43,12 @@ class Assembly:
     def __init__(self, message: Assemble, executor: StepExecutor, head: HeadCore | None, tail: TailCore | None) -> None:
         self.epoch, self.stage_index, self.num_stages = message.epoch, message.stage_index, message.num_stages
         self.executor = executor
-        self.head, self._tail = head, tail
+        self.head, self.tail = head, tail
         self._received = ReceiverNumbers(self.epoch)
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
-        self._steps: deque[tuple[float, Step]] = deque()
-        self._queue_s = 0.0
+        self._steps: deque[tuple[float, Reading, Step]] = deque()
+        self._queue_s, self._reading = 0.0, NO_TIME
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -56,6 +57,11 @@ class Assembly:
     def is_sound(self) -> bool:
         """No fault has ended it yet."""
         return self._fault is None
+
+    @property
+    def num_queued_steps(self) -> int:
+        """Steps that have come and wait for this stage."""
+        return len(self._steps)
 
     @property
     def num_preemptions(self) -> int:
@@ -69,7 +75,9 @@ class Assembly:
 
     # --- the ring ---
 
-    def handle_ring(self, envelope: Envelope, message: Message, now: float) -> list[Instruction]:
+    def handle_ring(
+        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+    ) -> list[Instruction]:
         """A message on this stage's PULL socket."""
         if not self.is_sound:
             return []
@@ -80,16 +88,16 @@ class Assembly:
             self.num_dropped += not isinstance(message, Repeat)
             return []
         if self.head and isinstance(message, _FOR_HEAD):
-            return self.tell_head(message, now)
+            return self.tell_head(message, now, reading)
         if self.head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
-            self._steps.append((now, message))
+            self._steps.append((now, reading, message))
             return []
         return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
 
-    def tell_head(self, message: HeadInput, now: float) -> list[Instruction]:
+    def tell_head(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[Instruction]:
         """Over the feed, or without a socket where this stage is the head."""
         if self.head:
-            return self._from_head(self.head.handle(message, now), now)
+            return self._from_head(self.head.handle(message, now, reading), now)
         if self._to_head and not isinstance(message, StartRequest):
             return [SendHead(self._to_head.next(now), message)]
         return []
@@ -120,17 +128,17 @@ class Assembly:
             return self.head.next_step(now)
         if not self._steps:
             return None
-        arrived_at, step = self._steps.popleft()
+        arrived_at, self._reading, step = self._steps.popleft()
         self._queue_s = now - arrived_at
         return step
 
     def begin_step(self, step: Step, now: float) -> list[Instruction]:
         """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
-        return self._perform_links(self._tail.begin(step, now), now) if self._tail else []
+        return self._perform_links(self.tail.begin(step, now), now) if self.tail else []
 
     def draw(self, plan: Plan, logits: npt.NDArray[np.float32] | None) -> list[Draw]:
         """At the tail, sample; elsewhere nothing."""
-        return self._tail.draw(plan.step, logits) if self._tail else []
+        return self.tail.draw(plan.step, logits) if self.tail else []
 
     def finish_step(
         self,
@@ -141,13 +149,13 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, self._queue_s)
+        timing = timing.at(self.stage_index, self._queue_s, self._reading.unread_s, self._reading.read_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]
-        assert self._tail is not None
-        result, links = self._tail.record(plan.step, draws, (*plan.step.timings, timing), now)
+        assert self.tail is not None
+        result, links = self.tail.record(plan.step, draws, (*plan.step.timings, timing), now)
         # The head first: every sequence waits for its next step, and a client's token only for this one send.
         return [*out, *self.tell_head(result, now), *self._perform_links(links, now)]
 
@@ -179,17 +187,17 @@ class Assembly:
 
     def handle_link(self, client_id: str, link: int | None, message: Message, now: float) -> list[Instruction]:
         """A message of a client on a direct link, or (None) through the broker."""
-        return self._perform_links(self._tail.receive(client_id, link, message, now), now) if self._tail else []
+        return self._perform_links(self.tail.receive(client_id, link, message, now), now) if self.tail else []
 
     def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
         """A direct link broke, or its dial failed."""
-        return self._perform_links(self._tail.lose(client_id, link, now), now) if self._tail else []
+        return self._perform_links(self.tail.lose(client_id, link, now), now) if self.tail else []
 
     def reset_relays(self, now: float) -> list[Instruction]:
         """The broker is another one: greet again the clients that are reached through it."""
-        return self._perform_links(self._tail.reset_relays(now), now) if self._tail else []
+        return self._perform_links(self.tail.reset_relays(now), now) if self.tail else []
 
-    def _perform_links(self, links: Iterable[LinkInstruction], now: float) -> list[Instruction]:
+    def _perform_links(self, links: Iterable[LinkInstruction | Note], now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for link in links:
             if isinstance(link, TellHead):
@@ -212,8 +220,8 @@ class Assembly:
             out.append(SendNext(envelope, Repeat()))
         if self._to_head and (envelope := self._to_head.repeat(now)):
             out.append(SendHead(envelope, Repeat()))
-        if self._tail:
-            out += self._perform_links(self._tail.tick(now), now)
+        if self.tail:
+            out += self._perform_links(self.tail.tick(now), now)
         if self.head:
             out += self._from_head(self.head.tick(now), now)
         return out
@@ -226,5 +234,5 @@ class Assembly:
 
     def close(self) -> list[Instruction]:
         """The epoch has ended: nothing of it is ever sent or taken again."""
-        links = self._tail.close() if self._tail else []
+        links = self.tail.close() if self.tail else []
         return [*(link for link in links if isinstance(link, CloseLink)), CloseRing()]

@@ -17,6 +17,7 @@ from stagewire.stage.head_files import Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
+from stagewire.stage.ring_clock import NO_TIME, Reading
 from stagewire.stage.stage_files import StageFiles
 from stagewire.stage.tail import TailCore
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
@@ -61,6 +62,10 @@ class StageCore:
         self._fence = Epoch(0, 0)
         self.assembly: Assembly | None = None
         self.num_dropped = 0
+
+    @property
+    def store(self) -> KvStore:
+        return self._parts.store
 
     @property
     def is_registered(self) -> bool:
@@ -175,12 +180,14 @@ class StageCore:
 
     # --- what belongs to the epoch ---
 
-    def handle_ring(self, envelope: Envelope, message: Message, now: float) -> list[Instruction]:
+    def handle_ring(
+        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+    ) -> list[Instruction]:
         """A message on this stage's PULL socket; without an assembly it is of a dead epoch."""
         if self.assembly is None:
             self.num_dropped += 1
             return []
-        return self.assembly.handle_ring(envelope, message, now)
+        return self.assembly.handle_ring(envelope, message, now, reading)
 
     def handle_file(self, done: JobDone, now: float) -> list[Instruction]:
         """The file thread is through with a job; that of a dead epoch is of no use."""

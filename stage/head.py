@@ -12,11 +12,13 @@ from stagewire.stage.file_jobs import JobDone
 from stagewire.stage.head_files import FileWait, HeadFiles, Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import StartJob
+from stagewire.stage.ring_clock import NO_TIME, Reading, RingClock
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshot_desk import SnapshotDesk
 from stagewire.stage.snapshot_file import is_file_name
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
+from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_NAME_CHARS, MAX_STOP_TOKENS
@@ -59,6 +61,7 @@ class HeadCore:
         sources = sources or Sources()
         self._epoch, self._limits = epoch, limits
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
+        self.clock = RingClock()
         self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.reach)
         self.snapshots = SnapshotDesk(
             epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
@@ -76,21 +79,29 @@ class HeadCore:
         held = [sequence.request for sequence in self._by_request.values()]
         return tuple(RunningRequest(r.request_id, r.client_id, r.session_id) for r in held)
 
-    def next_step(self, now: float) -> Step | None:
-        return self.scheduler.next_step(now)
+    def counters(self) -> HeadCounters:
+        """What it holds and has timed so far."""
+        num_running = sum([s.state is SequenceState.RUNNING for s in self._by_request.values()])
+        num_waiting, clock = len(self._by_request) - num_running, self.clock
+        return HeadCounters(num_waiting, num_running, clock.num_round_trips, clock.round_trips_s, clock.hops_s)
 
-    def handle(self, message: HeadInput, now: float) -> list[HeadOutput]:
+    def next_step(self, now: float) -> Step | None:
+        step = self.scheduler.next_step(now)
+        return self.clock.launched(step, now) if step else None
+
+    def handle(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[HeadOutput]:
         """Apply one message; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
+            self.clock.returned(message.step_id, message.timings, now, reading)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
         elif isinstance(message, Miss):
             self.scheduler.miss(message)
         elif isinstance(message, Flow):
-            self._set_paused(message)
+            self._set_paused(message, now)
         elif isinstance(message, FileDone):
             wait = self._files.take(message)
             return self._end_wait(wait, now) if wait else []
@@ -126,6 +137,7 @@ class HeadCore:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request, now)
+        self.clock.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request.snapshot and request.snapshot.file is not None:
@@ -250,6 +262,7 @@ class HeadCore:
         for sequence, item in self.scheduler.complete(result):
             request_id = sequence.request.request_id
             del self._by_request[request_id]
+            self.clock.gone(sequence.seq_id)
             if sequence.keep is not None:
                 # It ended before it got there.
                 self.scheduler.release(self.scheduler.snapshots.abandon(sequence.keep))
@@ -261,10 +274,11 @@ class HeadCore:
             reports.append(report)
         return reports
 
-    def _set_paused(self, flow: Flow) -> None:
+    def _set_paused(self, flow: Flow, now: float) -> None:
         sequence = self._by_request.get(flow.request_id)
         if sequence is not None and sequence.state is not SequenceState.ENDING:
             sequence.is_paused = flow.paused
+            self.clock.paused(sequence.seq_id, flow.paused, now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""

@@ -14,6 +14,7 @@ import zmq
 
 from stagewire.wire.codec import decode, encode
 from stagewire.wire.control import Heartbeat
+from stagewire.wire.counters import StageCounters
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.frontend import WhoAreYou
 
@@ -21,9 +22,10 @@ HEARTBEAT_S = 0.5
 
 
 class Progress:
-    """Finished steps, and since when the current one is computed; written by the loop, read by the thread."""
+    """Finished steps, since when the current one is computed, and counters; written by the loop, read by the thread."""
 
     def __init__(self) -> None:
+        self.counters: StageCounters | None = None
         self._num_steps = 0
         self._started_at: float | None = None
 
@@ -36,7 +38,8 @@ class Progress:
 
     def heartbeat(self, stage_id: str, run: int, now: float) -> Heartbeat:
         started_at = self._started_at
-        return Heartbeat(stage_id, run, self._num_steps, None if started_at is None else max(0.0, now - started_at))
+        step_age_s = None if started_at is None else max(0.0, now - started_at)
+        return Heartbeat(stage_id, run, self._num_steps, step_age_s, self.counters)
 
 
 class HeartbeatThread:

@@ -61,6 +61,14 @@ class Exit:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the log: a life event and what belongs to it, as `key=value`."""
+
+    event: str
+    fields: str
+
+
 Instruction = (
-    SendControl | SendNext | SendHead | ConnectRing | CloseRing | StartJob | Exit | Dial | CloseLink | SendLink
+    SendControl | SendNext | SendHead | ConnectRing | CloseRing | StartJob | Exit | Dial | CloseLink | SendLink | Note
 )

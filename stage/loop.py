@@ -25,14 +25,16 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
+    Note,
     SendControl,
     SendHead,
     SendNext,
     StartJob,
 )
+from stagewire.stage.loop_clock import LoopClock
 from stagewire.stage.operators import Operators
 from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
-from stagewire.stage.poll_until import Ready, poll_until
+from stagewire.stage.poll_until import Ready
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.ring_sockets import RingSockets
 from stagewire.stage.send_socket import SendSocket
@@ -41,8 +43,7 @@ from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_rin
 from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.frontend import Card, GetCard
 from stagewire.wire.outbox import Outbox
-from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import Step
+from stagewire.wire.ring import Step, StepResult
 from stagewire.wire.tensor import Blob
 
 log = logging.getLogger("stagewire.stage")
@@ -83,7 +84,7 @@ class StageLoop:
         self._ring = RingSockets(context, settings)
         self._pairs = PairSockets(context, self._poller, settings.return_condition)
         self._exit: Exit | None = None
-        self._codec_s = 0.0
+        self._clock = LoopClock()
         self._is_busy = False
         self._tick_at = self._register_at = 0.0
 
@@ -124,7 +125,7 @@ class StageLoop:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._receive(poll_until(self._poller, now if self._is_busy else self._next_due(now)))
+        self._receive(self._clock.poll(self._poller, now if self._is_busy else self._next_due(now)))
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
@@ -149,6 +150,7 @@ class StageLoop:
             self._perform([SendControl(self._core.register())], now)
             self._register_at = now + _REGISTER_AGAIN_S
         self._perform(self._core.tick(now), now)
+        self._heartbeat.progress.counters = self._clock.counters(self._core.store, self._core.assembly)
 
     def _receive(self, ready: Ready) -> None:
         if self._data in ready:
@@ -173,8 +175,8 @@ class StageLoop:
             # A stranger's bytes do no harm; if it was a message of ours, the next number shows the gap.
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
-        self._codec_s += time.monotonic() - now
-        self._perform(self._core.handle_ring(envelope, message, now), now)
+        read_at = time.monotonic()
+        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
         try:
@@ -206,16 +208,15 @@ class StageLoop:
         try:
             step = assembly.next_step(now)
             if step:
-                self._compute(assembly, step)
+                self._compute(assembly, step, now)
         except Exception as error:
             # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
             log.exception("event=step_failed step=%s", step.step_id if step else "-")
             self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
         return step is not None
 
-    def _compute(self, assembly: Assembly, step: Step) -> None:
+    def _compute(self, assembly: Assembly, step: Step, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        begun = time.monotonic()
         self._heartbeat.progress.begin(begun)
         try:
             self._perform(assembly.begin_step(step, begun), begun)
@@ -225,9 +226,9 @@ class StageLoop:
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
             drawn = time.monotonic()
-            timing = StageTiming(assembly.stage_index, 1, computed - started, drawn - computed, self._codec_s)
-            self._codec_s = 0.0
+            timing = self._clock.timing(assembly.stage_index, begun, started, computed, drawn)
             self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
+            self._clock.count(step, timing)
         finally:
             self._heartbeat.progress.end()
 
@@ -253,13 +254,15 @@ class StageLoop:
                 self._close_ring()
             elif isinstance(instruction, StartJob):
                 self._files.submit(instruction.job)
+            elif isinstance(instruction, Note):
+                log.info("event=%s %s", instruction.event, instruction.fields)
             else:
                 self._exit = instruction
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
-        started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
-        self._codec_s += time.monotonic() - started
+        if isinstance(send.message, Step | StepResult):
+            self._clock.wrote(time.monotonic())  # from here on its receiver may be at work already
         if not self._ring.put(type(send), frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")

@@ -85,6 +85,7 @@ class Sequence:
             max_tokens=self.max_tokens,
             stop_token_ids=request.stop_token_ids,
             offer=request.offer,
+            admission_s=request.admission_s,
         )
 
     @property

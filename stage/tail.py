@@ -5,17 +5,20 @@ Per step the worker calls `begin` (who is new), `draw` (the sampling, which take
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
+from stagewire.stage.instructions import Note
 from stagewire.stage.return_link import LinkInstruction, ReturnLink
 from stagewire.stage.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
+from stagewire.stage.time_account import StepCost, TimeAccount
+from stagewire.stage.timing_line import timing_line
 from stagewire.wire.codec import Message
+from stagewire.wire.counters import TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
@@ -35,35 +38,14 @@ from stagewire.wire.ring import (
 
 
 @dataclass(slots=True)
-class _Spent:
-    """The sum of one stage's timings; added to in place, since every step adds to every sequence of it."""
-
-    steps: int = 0
-    compute_s: float = 0.0
-    sample_s: float = 0.0
-    codec_s: float = 0.0
-    queue_s: float = 0.0
-
-    def add(self, timing: StageTiming) -> None:
-        self.steps += timing.steps
-        self.compute_s += timing.compute_s
-        self.sample_s += timing.sample_s
-        self.codec_s += timing.codec_s
-        self.queue_s += timing.queue_s
-
-    def timing(self, stage_index: int) -> StageTiming:
-        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s, self.queue_s)
-
-
-@dataclass(slots=True)
 class _Request:
     """A running request: its tokens so far, and what it has used. `num_cached` is what its first slice restored."""
 
     start: SequenceStart
     counts: PenaltyCounts
+    time: TimeAccount
     num_tokens: int = 0
     num_generated: int = 0
-    spent: dict[int, _Spent] = field(default_factory=lambda: defaultdict(_Spent))
     num_cached: int | None = None
     num_kept: int = 0
     cache: CacheStatistics = NO_STATISTICS
@@ -87,6 +69,9 @@ class TailCore:
         self._kept_logits: dict[int, npt.NDArray[np.float32]] = {}
         self._links: dict[str, ReturnLink] = {}
         self._link_numbers = count(1)
+        self._lines: list[Note] = []
+        self._last_booked: list[TimeAccount] = []
+        self._num_prompt = self._num_cached = self._num_drawn = 0
 
     # --- steps ---
 
@@ -96,7 +81,8 @@ class TailCore:
         for seq_id in step.releases:
             self._kept_logits.pop(seq_id, None)
         for start in step.starts:
-            self._requests[start.seq_id] = _Request(start, PenaltyCounts(self._vocab_size, start.sampling))
+            counts = PenaltyCounts(self._vocab_size, start.sampling)
+            self._requests[start.seq_id] = _Request(start, counts, TimeAccount(start.admission_s))
             out += self._link(start.client_id).open(start.request_id, start.offer, now)
         self._take_tokens(step)
         return out
@@ -150,9 +136,9 @@ class TailCore:
 
     def record(
         self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float
-    ) -> tuple[StepResult, list[LinkInstruction]]:
+    ) -> tuple[StepResult, list[LinkInstruction | Note]]:
         """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
-        self._add_up(step, timings)
+        self._add_up(step, StepCost.of(timings), now)
         for piece in step.slices:
             if piece.keep and piece.seq_id in self._requests:
                 self._requests[piece.seq_id].num_kept = piece.keep.num_tokens
@@ -160,23 +146,34 @@ class TailCore:
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
         finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
         results += [self._book_finish(finish, items) for finish in finishes]
-        out = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
+        sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
+        lines, self._lines = self._lines, []
         restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
         kept = [piece.keep.seq_id for piece in step.slices if piece.keep]
-        return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), out
+        return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), [
+            *sends,
+            *lines,
+        ]
 
-    def _add_up(self, step: Step, timings: tuple[StageTiming, ...]) -> None:
+    def _add_up(self, step: Step, cost: StepCost, now: float) -> None:
         """What a step cost and found, for each request that it held."""
+        for account in self._last_booked:
+            account.wrote(cost)
+        self._last_booked = []
+        waits = {wait.seq_id: wait for wait in step.waits}
+        last = {piece.seq_id: piece for piece in step.slices}
         for seq_id, piece in {piece.seq_id: piece for piece in reversed(step.slices)}.items():
             request = self._requests.get(seq_id)
             if request is None:
                 continue
             if request.num_cached is None:
                 request.num_cached = min(piece.num_restored, request.start.num_prompt_tokens)
+                self._num_prompt += request.start.num_prompt_tokens
+                self._num_cached += request.num_cached
             if step.cache != NO_STATISTICS:
                 request.cache = request.cache.plus(step.cache)
-            for timing in timings:
-                request.spent[timing.stage_index].add(timing)
+            request.time.step(piece, last[seq_id], waits.get(seq_id), cost, now)
+            self._last_booked.append(request.time)
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[draw.seq_id]
@@ -186,6 +183,7 @@ class TailCore:
         request.counts.add_generated(token_id)
         request.num_tokens += 1
         request.num_generated += 1
+        self._num_drawn += 1
         reason = self._finish_reason(request, token_id)
         if reason is not None:
             return self._end(request, (draw.sampled,), reason, items)
@@ -213,8 +211,11 @@ class TailCore:
     ) -> SequenceResult:
         """Write the ending: the only place in the system where a started request gets one."""
         usage = Usage(request.start.num_prompt_tokens, request.num_generated, request.num_cached or 0)
-        timings = tuple(spent.timing(index) for index, spent in sorted(request.spent.items()))
-        ending = Ending(reason, request.num_generated, usage, timings, code, detail, request.cache, request.num_kept)
+        ending = Ending(
+            reason, request.num_generated, usage, request.time.stages(), code, detail, request.cache, request.num_kept,
+            request.time.parts(),
+        )  # fmt: skip
+        self._lines.append(timing_line(request.start, ending))
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]
         token_ids = tuple(s.token_id for s in sampled)
@@ -271,3 +272,7 @@ class TailCore:
     @property
     def num_requests(self) -> int:
         return len(self._requests)
+
+    def counters(self) -> TailCounters:
+        """Prompts and tokens so far."""
+        return TailCounters(self._num_prompt, self._num_cached, self._num_drawn)

@@ -88,7 +88,7 @@ def test_before_any_stage_a_request_is_queued_and_its_length_checked_at_dispatch
     assert served[1:] == [
         DropPayload("long"),
         Send(client_peer("c"), Ended("long", failed("context_overflow", detail, 95))),
-        PushStart(EPOCH, "short", "c", "session", 42, None),
+        PushStart(EPOCH, "short", "c", "session", 42, None, admission_s=0.125),
     ]
 
 

@@ -273,7 +273,8 @@ def test_starts_take_half_the_credit_so_that_cancels_get_through() -> None:
     assert broker.pass_time(1.5, alive=(FIRST, LAST)) == [], "all credit is in use"
     broker.acknowledge("r0", EPOCH)
     assert broker.from_stage("s0", ended_by_tail("r0"))[-1:] == to_stage("s0", RequestEndedAck("r0"))
-    assert broker.acknowledge("r1", EPOCH)[-1] == PushStart(EPOCH, "r2", "c", "session", 42, None)
+    pushed = PushStart(EPOCH, "r2", "c", "session", 42, None, admission_s=1.5)
+    assert broker.acknowledge("r1", EPOCH)[-1] == pushed, "and its head hears how long it has waited here"
 
 
 def test_a_head_that_does_not_read_its_feed_loses_its_epoch(serving: CheckedCore) -> None:

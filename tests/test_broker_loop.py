@@ -205,8 +205,10 @@ def test_a_request_goes_to_the_head_and_its_ending_back(sockets: Sockets, broker
     seed = client.expect(Accepted).seed
     envelope, start = head.next_fed()
     assert (envelope.epoch, envelope.sender, envelope.sequence) == (epoch, BROKER, 1)
+    assert isinstance(start, StartRequest) and 0 <= start.admission_s < 1, "it did not wait here"
+    prompt = TokenIds.of([1, 2, 3])
     assert start == StartRequest(
-        "r1", "c", "session", SamplingParams(seed=seed), 5, (7,), False, offer(4), TokenIds.of([1, 2, 3])
+        "r1", "c", "session", SamplingParams(seed=seed), 5, (7,), False, offer(4), prompt, None, None, start.admission_s
     )
     head.control.send(GenerateAck("r1", epoch, None, ""))
     assert client.expect(Dispatched) == Dispatched("r1", epoch, 4)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +179,82 @@ def test_a_snapshot_goes_into_files_and_comes_back_to_another_client(up: str) ->
         assert done.returncode == 1 and reason in done.stderr, (words, done.stderr)
     assert stagewire("snapshot", "import", "x", *other).returncode == 2
     assert stagewire("snapshot", "free", "mine", *other).stdout == "no snapshots\n"
+
+
+def test_generate_says_where_the_time_went(up: str) -> None:
+    """On stderr, so that the answer alone is on stdout; the parts make up the total."""
+    done = stagewire("generate", "--raw", "Once upon a time", "--endpoint", up, "--max-tokens", "8", "--timings")
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"^(\w[\w ]*?) +(-?[\d.]+) ms", done.stderr, re.MULTILINE))
+    assert {"return", "queue", "prefill", "compute stage 0", "compute stage 1", "hops", "remainder"} <= set(rows)
+    total_ms = float(rows.pop("total"))
+    assert sum(float(value) for value in rows.values()) == pytest.approx(total_ms, abs=0.1)
+    assert "compute stage" not in done.stdout
+
+
+def test_top_prints_one_frame_as_text(up: str) -> None:
+    """Without a terminal, and after one interval."""
+    done = stagewire("top", "--endpoint", up, "--once")
+    assert done.returncode == 0, done.stderr
+    for words in ("broker up", "stage-0 0:17 -> stage-1 17:30 -> back", "compute", "idle", "KV "):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_top_without_a_terminal_prints_frames_until_it_is_interrupted(up: str) -> None:
+    process = subprocess.Popen(
+        [*STAGEWIRE, "top", "--endpoint", up], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        heads = 0
+        while heads < 2:
+            line = process.stdout.readline()
+            assert line, "it ended by itself"
+            heads += line.startswith("broker up")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait(5)
+
+
+def test_top_on_a_terminal_ends_with_q_and_leaves_the_terminal_as_it_was(up: str) -> None:
+    """The view goes to the terminal's other screen and back; the keyboard echoes again."""
+    controller, terminal = pty.openpty()
+    before = termios.tcgetattr(terminal)
+    process = subprocess.Popen(
+        [*STAGEWIRE, "top", "--endpoint", up], stdin=terminal, stdout=terminal, stderr=terminal, close_fds=True
+    )
+    try:
+        shown = read_until(controller, b"slowest hop", b"no steps")
+        assert b"\x1b[?1049h" in shown
+        os.write(controller, b"q")
+        assert process.wait(10) == 0
+        assert b"\x1b[?1049l" in read_until(controller, b"\x1b[?1049l")
+        assert termios.tcgetattr(terminal) == before
+    finally:
+        process.kill()
+        process.wait(5)
+        os.close(controller)
+        os.close(terminal)
+
+
+def read_until(descriptor: int, *words: bytes) -> bytes:
+    """What is written there until one of the words has come."""
+    shown, deadline = b"", time.monotonic() + 30
+    while not any(word in shown for word in words):
+        assert time.monotonic() < deadline, shown
+        if select.select([descriptor], [], [], 1.0)[0]:
+            shown += os.read(descriptor, 65536)
+    return shown
+
+
+def test_top_says_what_to_do_where_no_broker_is() -> None:
+    done = stagewire("top", "--endpoint", "tcp://127.0.0.1:9")
+    assert done.returncode == 1
+    assert "no answer from the broker" in done.stderr and "stagewire up" in done.stderr
 
 
 def test_the_demo_answers_reports_and_leaves_nothing() -> None:

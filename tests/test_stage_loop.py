@@ -26,7 +26,8 @@ from stagewire.stage.loop import StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Batch
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.codec import Message, decode, decode_ring, encode, encode_ring
-from stagewire.wire.control import Assemble, Assembled, Fault, Register, Registered
+from stagewire.wire.control import Assemble, Assembled, Fault, Heartbeat, Register, Registered
+from stagewire.wire.counters import StageCounters, TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.numbering import SenderNumbers
@@ -66,10 +67,12 @@ class Neighbours:
         self._peer = b""
 
     def from_stage(self, kind: type[Message]) -> Message:
-        """The next message of a kind on control."""
+        """The next message of a kind on control; heartbeats come on a connection of their own."""
         while self.broker.poll(WAIT_MS):
-            self._peer, *frames = self.broker.recv_multipart()
+            peer, *frames = self.broker.recv_multipart()
             message = decode(frames)
+            if not isinstance(message, Heartbeat):
+                self._peer = peer
             if isinstance(message, kind):
                 return message
         raise AssertionError(f"no {kind.__name__} in time")
@@ -128,8 +131,9 @@ def neighbours() -> Iterator[Neighbours]:
     stop = threading.Event()
 
     def serve() -> None:
-        loop.run(lambda: None, stop)
-        loop.close()
+        with heartbeat:
+            loop.run(lambda: None, stop)
+            loop.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -224,3 +228,42 @@ def broken_next_step(assembly: Assembly, now: float) -> Step | None:
     if assembly.is_sound:
         raise RuntimeError("no policy")
     return None
+
+
+def test_heartbeats_tell_what_the_stage_has_done(neighbours: Neighbours) -> None:
+    """Forward passes by phase, tokens, blocks, and idle time: together no more than the time that has passed."""
+    for step_id in range(1, 6):
+        neighbours.send_step(step(step_id, 3 + step_id if step_id > 1 else 0, [5] if step_id > 1 else [1, 2, 3, 4, 5]))
+        neighbours.result()
+    time.sleep(0.2)
+    counters = latest_counters(neighbours)
+    assert (counters.num_steps, counters.num_prefill_tokens, counters.num_decode_tokens) == (5, 5, 4)
+    assert counters.prefill_s >= FORWARD_S and counters.decode_s >= 4 * FORWARD_S
+    assert counters.plan_s > 0 and counters.sample_s > 0 and counters.codec_s > 0
+    assert counters.idle_s >= 0.15
+    spent_s = counters.idle_s + counters.prefill_s + counters.decode_s + counters.plan_s + counters.sample_s
+    assert spent_s + counters.codec_s <= counters.uptime_s
+    assert (counters.num_used_blocks, counters.num_queued_steps) == (1, 0)
+    assert counters.tail == TailCounters(num_prompt_tokens=5, num_cached_tokens=0, num_generated_tokens=5)
+    assert counters.head is None, "that is another stage's"
+
+
+def latest_counters(neighbours: Neighbours) -> StageCounters:
+    """Of the first heartbeat that knows all steps."""
+    for _ in range(20):
+        beat = neighbours.from_stage(Heartbeat)
+        assert isinstance(beat, Heartbeat)
+        if beat.counters and beat.counters.num_steps == 5:
+            return beat.counters
+    raise AssertionError("the heartbeats do not tell of the steps")
+
+
+def test_what_lay_unread_while_the_stage_computed_is_told_with_the_step(neighbours: Neighbours) -> None:
+    """Of two that come together, the first finds the stage idle; the other may have waited for its pass."""
+    neighbours.send_step(step(1, 0, [1, 2, 3, 4, 5]))
+    time.sleep(FORWARD_S / 3)
+    neighbours.send_step(step(2, 5, [5]))
+    first, second = [neighbours.result().timings[-1] for _ in range(2)]
+    assert first.unread_s < FORWARD_S / 2
+    assert FORWARD_S <= second.unread_s < 1.0
+    assert second.queue_s < FORWARD_S, "it was read when the stage was free"

@@ -6,6 +6,8 @@ brokers die and come back. After the last fault everything ends in bounded time 
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from world import NUM_LAYERS, Seen, World
 
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.timing import RequestTiming
 
 ONE = [[(0, 6)]]
 TWO = [[(0, 2), (2, 6)]]
@@ -32,6 +35,16 @@ def assert_true_so_far(seen: Seen) -> None:
         assert ending.num_tokens in (None, len(seen.token_ids))
         if ending.finish_reason is FinishReason.LENGTH:
             assert len(seen.token_ids) == seen.max_tokens
+        if ending.timing is not None:
+            assert_times_fit(ending.timing, seen.ended_at - seen.submitted_at)
+
+
+def assert_times_fit(timing: RequestTiming, total_s: float) -> None:
+    """Whatever has happened, no part is less than nothing, and together they fit into the request's time."""
+    parts = [getattr(timing, field.name) for field in fields(timing) if field.name != "unread_s"]
+    seconds = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+    assert min(seconds) >= -1e-9, timing
+    assert sum(seconds) <= total_s + 1e-9, timing
 
 
 def assert_settled(world: World) -> None:

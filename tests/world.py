@@ -24,7 +24,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.head_limits import HeadLimits
-from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
+from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, Note, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE
@@ -212,6 +212,8 @@ def _start(generate: Generate, push: broker_events.PushStart) -> StartRequest:
         push.offer,
         generate.prompt_token_ids,
         generate.snapshot,
+        generate.restore,
+        push.admission_s,
     )
 
 
@@ -359,12 +361,10 @@ class SimStage:
         if step is not None:
             self._is_busy = True
             self.perform(assembly.begin_step(step, self._world.now))
-            run = self.info.run
-            self._world.at(
-                self._world.now + self._world.random.uniform(0.001, 0.02), lambda: self._computed(run, assembly, step)
-            )
+            run, took_s = self.info.run, self._world.random.uniform(0.001, 0.02)
+            self._world.at(self._world.now + took_s, lambda: self._computed(run, assembly, step, took_s))
 
-    def _computed(self, run: int, assembly: Assembly, step: Step) -> None:
+    def _computed(self, run: int, assembly: Assembly, step: Step, took_s: float) -> None:
         if not self.is_alive or run != self.info.run:
             return
         self._is_busy = False
@@ -373,7 +373,7 @@ class SimStage:
         output = plan.compute(self._operators)
         if assembly is self.core.assembly:
             draws = assembly.draw(plan, output)
-            timing = StageTiming(0, 1, 0.01, 0.0, 0.0)
+            timing = StageTiming(0, 1, took_s, 0.0, 0.0)
             self.perform(assembly.finish_step(plan, output, draws, timing, self._world.now))
         self.poke()
 
@@ -396,6 +396,8 @@ class SimStage:
                     self._send_link((client_id, link), message)
                 case CloseLink(client_id, link):
                     self._close_link((client_id, link))
+                case Note():
+                    pass
                 case Exit():
                     self.kill()
                     return
@@ -463,6 +465,7 @@ class Seen:
     endings: list[Ending] = field(default_factory=list)
     is_cancelled: bool = False
     submitted_at: float = 0.0
+    ended_at: float = 0.0
 
 
 class SimClient:
@@ -578,5 +581,6 @@ class SimClient:
         seen.token_ids.extend(token_ids)
         if ending is not None:
             seen.endings.append(ending)
+            seen.ended_at = self._world.now
         num_tokens, ended = len(seen.token_ids), bool(seen.endings)
         self._world.at(self._world.now, lambda: self.handle(client_events.Consumed(request_id, num_tokens, ended)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagewire.wire.codec import Message, message
+from stagewire.wire.counters import StageCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, Usage
@@ -83,13 +84,15 @@ class Heartbeat(Message):
     """Every 0.5 s from a thread of its own, on a connection of its own.
 
     `progress` grows with every finished step; `step_age_s` is how long the current one has been computed, or
-    None between steps: a long chunk is not taken for death, nor a hang for life.
+    None between steps: a long chunk is not taken for death, nor a hang for life. `counters` are not older than the
+    current step.
     """
 
     stage_id: str
     run: int
     progress: int
     step_age_s: float | None
+    counters: StageCounters | None = None
 
 
 @message(62)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.timing import RequestTiming
 
 
 class FinishReason(str, Enum):
@@ -30,8 +31,10 @@ class Usage:
 class StageTiming:
     """What one stage spent on steps that held the request, whole steps also where others shared them.
 
-    `steps` is their number; `compute_s` forward passes; `sample_s` sampling (tail only); `codec_s` turning
-    messages into frames and back; `queue_s` waiting for the stage to be free.
+    `steps` is their number; `plan_s` making the step and its rows ready; `compute_s` forward passes; `sample_s`
+    sampling (tail only); `codec_s` turning a step into frames and back; `queue_s` waiting for the stage to be free. It
+    may have waited `unread_s` longer, at most: so long the stage was computing before it read the step. `written_s` of
+    `codec_s` is of the step before, whose frames were made after its times were told.
     """
 
     stage_index: int
@@ -40,10 +43,19 @@ class StageTiming:
     sample_s: float
     codec_s: float
     queue_s: float = 0.0
+    plan_s: float = 0.0
+    unread_s: float = 0.0
+    written_s: float = 0.0
 
-    def at(self, stage_index: int, queue_s: float) -> StageTiming:
-        """The same, of another stage, where its step has waited so long."""
-        return StageTiming(stage_index, self.steps, self.compute_s, self.sample_s, self.codec_s, queue_s)
+    @property
+    def total_s(self) -> float:
+        """From when the stage began to read the step until it passed on what came of it."""
+        return self.queue_s + self.plan_s + self.compute_s + self.sample_s + self.codec_s
+
+    def at(self, stage_index: int, queue_s: float, unread_s: float, read_s: float) -> StageTiming:
+        """The same, of another stage, where its step was read in `read_s` and has waited so long."""
+        spent = (self.steps, self.compute_s, self.sample_s, self.codec_s + read_s)
+        return StageTiming(stage_index, *spent, queue_s, self.plan_s, unread_s, self.written_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +121,8 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
-    `timings` and `cache` are of all steps that held the request, with what others did in them. `kept_tokens` is
-    the length of the snapshot that all stages keep of its prompt.
+    `timings` and `cache` are of all steps that held the request, with what others did in them; `timing` is where its
+    own time went, from the tail only. `kept_tokens` is the length of the snapshot that all stages keep of its prompt.
     """
 
     finish_reason: FinishReason
@@ -121,6 +133,7 @@ class Ending:
     detail: str = ""
     cache: CacheStatistics = NO_STATISTICS
     kept_tokens: int = 0
+    timing: RequestTiming | None = None
 
 
 @dataclass(frozen=True, slots=True)

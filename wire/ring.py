@@ -18,6 +18,7 @@ from stagewire.wire.request import (
 )
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
+from stagewire.wire.timing import Wait
 
 
 @message(100)
@@ -32,7 +33,10 @@ class Repeat(Message):
 @message(101)
 @dataclass(frozen=True, slots=True)
 class StartRequest(Message):
-    """An admitted request. `sampling.seed` is set; `offer` comes with a client's first in this epoch."""
+    """An admitted request. `sampling.seed` is set; `offer` comes with a client's first in this epoch.
+
+    `admission_s` is what it has waited at the broker.
+    """
 
     request_id: str
     client_id: str
@@ -45,6 +49,7 @@ class StartRequest(Message):
     prompt_token_ids: TokenIds
     snapshot: SnapshotWish | None = None
     restore: str | None = None
+    admission_s: float = 0.0
 
 
 @message(102)
@@ -195,6 +200,7 @@ class SequenceStart:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     offer: ReturnOffer | None
+    admission_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +274,7 @@ class Step(Message):
 
     `token_ids` are those of all slices, one after the other, also of missed ones. `hidden_states` is float32
     [T, D] with the rows of the slices that were not missed; None on the way into the head. `cache` is what the
-    caches of the stages so far did, since the step before.
+    caches of the stages so far did, since the step before. `waits` has an item for each sequence that has slices.
     """
 
     step_id: int
@@ -281,3 +287,4 @@ class Step(Message):
     hidden_states: Tensor | None
     cache: CacheStatistics = NO_STATISTICS
     orders: tuple[FileOrder, ...] = ()
+    waits: tuple[Wait, ...] = ()

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 from stagewire.wire.codec import Message, message
 from stagewire.wire.control import StageInfo
+from stagewire.wire.counters import StageCounters
 from stagewire.wire.frontend import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatus:
-    """A registered stage. `pipeline` is the epoch that it serves, None for a spare."""
+    """A registered stage. `pipeline` is the epoch that it serves, None for a spare.
+
+    `counters` came with its last heartbeat; None before the first.
+    """
 
     info: StageInfo
     pipeline: str | None
     silent_s: float
     step_age_s: float | None
+    counters: StageCounters | None = None
 
 
 @dataclass(frozen=True, slots=True)
