@@ -50,6 +50,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     memory.add_argument(
         "--disk-directory", metavar="DIR", help="also keep the cache in files there, for the next start"
     )
+    parser.add_argument("--no-metrics", action="store_true", help="serve no metrics, in no process")
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
 
 
@@ -57,11 +58,14 @@ def planned_cluster(
     options: argparse.Namespace, progress: Callable[[str], None], broker: BrokerSpec | None = None
 ) -> LocalCluster:
     """The cluster of the flags, not started yet."""
+    from dataclasses import replace
     from pathlib import Path
 
     from stagewire.cluster.local import LocalCluster
-    from stagewire.cluster.spec import StageLimits
+    from stagewire.cluster.spec import BrokerSpec, StageLimits
 
+    if options.no_metrics:
+        broker = replace(broker or BrokerSpec(), metrics_port="off")
     disk = options.disk_directory and str(Path(options.disk_directory).expanduser().absolute())
     return LocalCluster(
         options.model,
@@ -73,7 +77,12 @@ def planned_cluster(
         precision=options.precision,
         conditions=dict(options.wire_condition),
         broker=broker,
-        limits=StageLimits(kv_tokens=options.kv_tokens, cache_tokens=options.cache_tokens, disk_directory=disk),
+        limits=StageLimits(
+            kv_tokens=options.kv_tokens,
+            cache_tokens=options.cache_tokens,
+            disk_directory=disk,
+            metrics_port="off" if options.no_metrics else None,
+        ),
         log_dir=None if options.log_dir is None else Path(options.log_dir),
         progress=progress,
     )

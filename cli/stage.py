@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "cache_tokens": "of these, as many may stay in the prefix cache when no request uses them; 0: no cache",
         "disk_directory": "also keep the cache in files there, for the next start (default: no files)",
         "disk_bytes": "how much that directory may hold",
+        "metrics_port": "where Prometheus finds /metrics, on this machine; 0: any free port; off: none",
         "bind": "where this stage listens for its neighbours",
     }
     add_settings(parser, StageSettings, described)

@@ -45,7 +45,8 @@ class Assembly:
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
         self._steps: deque[tuple[float, Step]] = deque()
-        self._queue_s = 0.0
+        self.queue_s = 0.0
+        """How long the latest step had waited here."""
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -54,6 +55,14 @@ class Assembly:
     def is_sound(self) -> bool:
         """No fault has ended it yet."""
         return self._fault is None
+
+    @property
+    def is_tail(self) -> bool:
+        return self._tail is not None
+
+    @property
+    def num_queued_steps(self) -> int:
+        return len(self._steps)
 
     @property
     def num_preemptions(self) -> int:
@@ -119,7 +128,7 @@ class Assembly:
         if not self._steps:
             return None
         arrived_at, step = self._steps.popleft()
-        self._queue_s = now - arrived_at
+        self.queue_s = now - arrived_at
         return step
 
     def begin_step(self, step: Step, now: float) -> list[Instruction]:
@@ -139,7 +148,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, self._queue_s)
+        timing = timing.at(self.stage_index, self.queue_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         if self._to_next:
             return [*out, SendNext(self._to_next.next(now), StepExecutor.forward(plan, output, timing))]

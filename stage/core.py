@@ -7,13 +7,14 @@ clocks or threads: the loop owns those and performs what is returned here, in or
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.executor import StepExecutor
 from stagewire.stage.head import HeadCore, HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
+from stagewire.stage.measures import StageMeasures
 from stagewire.stage.tail import TailCore
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
@@ -45,6 +46,7 @@ class StageParts:
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
     disk_counts: Callable[[], DiskCounts | None] = lambda: None
+    measures: StageMeasures = field(default_factory=StageMeasures)
 
 
 class StageCore:
@@ -56,6 +58,10 @@ class StageCore:
         self._fence = Epoch(0, 0)
         self.assembly: Assembly | None = None
         self.num_dropped = 0
+
+    @property
+    def measures(self) -> StageMeasures:
+        return self._parts.measures
 
     @property
     def is_registered(self) -> bool:
@@ -112,11 +118,14 @@ class StageCore:
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
         executor = self._make_executor(message)
-        head = HeadCore(message.epoch, self._parts.head_limits(message), executor.lookup) if is_first else None
+        head = self._make_head(message, executor) if is_first else None
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
         self.assembly = Assembly(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
+
+    def _make_head(self, message: Assemble, executor: StepExecutor) -> HeadCore:
+        return HeadCore(message.epoch, self._parts.head_limits(message), executor.lookup, self.measures.head)
 
     def _make_executor(self, message: Assemble) -> StepExecutor:
         parts = self._parts

@@ -5,9 +5,11 @@ It owns the scheduler. Messages in, control messages out; the worker asks `next_
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
+from stagewire.stage.head_measures import HeadMeasures
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.sequence import Sequence, SequenceState
@@ -47,8 +49,12 @@ class HeadLimits:
 class HeadCore:
     """All requests of one pipeline epoch, from the feed to their reported ending."""
 
-    def __init__(self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup) -> None:
+    def __init__(
+        self, epoch: Epoch, limits: HeadLimits, lookup: Lookup = no_lookup, measures: HeadMeasures | None = None
+    ) -> None:
         self._epoch, self._limits = epoch, limits
+        self._measures = measures or HeadMeasures()
+        self._measures.begin_epoch()
         self.scheduler = Scheduler(limits.scheduler, lookup)
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
@@ -62,8 +68,16 @@ class HeadCore:
         held = [sequence.request for sequence in self._by_request.values()]
         return tuple(RunningRequest(r.request_id, r.client_id, r.session_id) for r in held)
 
+    def num_sequences(self) -> Counter[str]:
+        """By state; a running one whose client does not read is paused."""
+        held = list(self._by_request.values())
+        return Counter("paused" if one.is_paused else one.state.value for one in held)
+
     def next_step(self, now: float) -> Step | None:
-        return self.scheduler.next_step(now)
+        step = self.scheduler.next_step(now)
+        if step:
+            self._measures.launched(step, self.scheduler.num_preemptions, now)
+        return step
 
     def handle(self, message: HeadInput, now: float) -> list[HeadOutput]:
         """Apply one message; returns what the broker must be told."""
@@ -108,6 +122,7 @@ class HeadCore:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request)
+        self._measures.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif not sequence.token_ids:
@@ -223,6 +238,7 @@ class HeadCore:
         self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason))
 
     def _complete(self, result: StepResult, now: float) -> list[HeadOutput]:
+        self._measures.completed(result, now)
         reports: list[HeadOutput] = []
         for sequence, item in self.scheduler.complete(result):
             request_id = sequence.request.request_id

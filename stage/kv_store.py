@@ -80,6 +80,16 @@ class KvStore:
         return self._pool.capacity - self._pool.num_free
 
     @property
+    def capacity(self) -> int:
+        """Blocks that may be in use or at rest: the smallest pool of the pipeline."""
+        return self._pool.capacity
+
+    @property
+    def num_evicted(self) -> tuple[int, int]:
+        """Blocks that have been given up since the start, and the tokens that they held."""
+        return self._pool.num_evicted, self._pool.num_evicted_tokens
+
+    @property
     def num_cached(self) -> int:
         """Blocks that rest in the cache."""
         return self._index.num_resting
@@ -107,6 +117,7 @@ class KvStore:
         length = self.cache.match(token_ids, limit)[1]
         if length == 0 and is_final:
             self.cache.count_lookup(0, 1)
+        self.cache.num_missed_tokens += limit - length if is_final else 0
         return length
 
     def probe(self, token_ids: TokenArray, limit: int) -> int:
@@ -120,6 +131,7 @@ class KvStore:
         self.release(seq_id)
         entries, length = self.cache.match(token_ids, limit)
         self.cache.count_lookup(length, limit)
+        self.cache.count_tokens(entries, length, limit)
         if length:
             self.cache.count_restored(length)
             for entry in entries:

@@ -68,7 +68,7 @@ class StageLoop:
     ) -> None:
         self._context, self._settings, self._core = context, settings, core
         self._operators, self._heartbeat, self._card = operators, heartbeat, card
-        self._disk = disk
+        self._disk, self._measures = disk, core.measures
         self._poller = zmq.Poller()
         self._data = data
         self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
@@ -119,7 +119,9 @@ class StageLoop:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        self._receive(poll_until(self._poller, now if self._is_busy else self._next_due(now)))
+        ready = poll_until(self._poller, now if self._is_busy else self._next_due(now))
+        self._measures.idle_s += time.monotonic() - now
+        self._receive(ready)
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
@@ -163,7 +165,7 @@ class StageLoop:
             # A stranger's bytes do no harm; if it was a message of ours, the next number shows the gap.
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
-        self._codec_s += time.monotonic() - now
+        self._codec_s += self._measures.received.add(time.monotonic() - now, frames)
         self._perform(self._core.handle_ring(envelope, message, now), now)
 
     def _take_control(self, frames: Frames, now: float) -> None:
@@ -218,6 +220,7 @@ class StageLoop:
             timing = StageTiming(assembly.stage_index, 1, computed - started, drawn - computed, self._codec_s)
             self._codec_s = 0.0
             self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
+            self._measures.computed(step, plan, timing, assembly.queue_s, assembly.is_tail)
         finally:
             self._heartbeat.progress.end()
 
@@ -247,7 +250,7 @@ class StageLoop:
     def _push(self, send: SendNext | SendHead, now: float) -> None:
         started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
-        self._codec_s += time.monotonic() - started
+        self._codec_s += self._measures.sent.add(time.monotonic() - started, frames)
         if not self._pushes[type(send)].put(frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")

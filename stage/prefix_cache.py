@@ -26,6 +26,8 @@ class PrefixCache:
         self._index = index
         self._block_size, self._block_bytes = block_size, block_bytes
         self._counted = NO_STATISTICS
+        self.num_missed_tokens = self.num_held_tokens = self.num_held_from_files = 0
+        """Tokens that were asked for and not held; held, computed by this process; held, read from a file."""
         self.numerics = b""
         self.is_enabled = True
         self.is_recording = False
@@ -95,7 +97,8 @@ class PrefixCache:
         """Key a block that comes from elsewhere, at rest; False if the one before it is not here, or it is already."""
         numerics = self.numerics
         is_rooted = before == ROOT if depth == 0 else self._index.has(numerics, before, depth - 1)
-        if not is_rooted or not self._index.add(Entry(numerics, chain, token_bytes, block, depth)):
+        entry = Entry(numerics, chain, token_bytes, block, depth, is_from_file=True)
+        if not is_rooted or not self._index.add(entry):
             return False
         self._index.rest(block)
         return True
@@ -106,6 +109,16 @@ class PrefixCache:
         """`length` of `limit` tokens that were asked for are held."""
         is_hit = length >= limit
         self._count(CacheStatistics(lookups=1, hits=int(is_hit), misses=int(not is_hit)))
+
+    def count_tokens(self, entries: Sequence[Entry], length: int, limit: int) -> None:
+        """The same, in tokens: `entries` hold `length` of `limit`."""
+        size, from_files = self._block_size, 0
+        for depth, entry in enumerate(entries):
+            if entry.is_from_file:
+                from_files += min(size, length - depth * size)
+        self.num_missed_tokens += limit - length
+        self.num_held_tokens += length - from_files
+        self.num_held_from_files += from_files
 
     def count_restored(self, num_tokens: int) -> None:
         self._count(CacheStatistics(restored_tokens=num_tokens, restored_bytes=self._num_bytes(num_tokens)))

@@ -32,6 +32,11 @@ class Entry:
     depth: int
     last_use: int = 0
     is_resting: bool = False
+    is_from_file: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_bytes) // 4  # they are int32
 
     @property
     def rank(self) -> tuple[int, int, bytes]:

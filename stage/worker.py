@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import secrets
 import threading
@@ -17,6 +18,8 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
+from stagewire.monitoring.endpoint import MetricsEndpoint, Page
+from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.disk_cache import DiskCache
@@ -28,6 +31,7 @@ from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
+from stagewire.stage.watch import StageWatch
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo
 from stagewire.wire.errors import ErrorCode, SettingsError
@@ -62,13 +66,18 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-    run = secrets.randbits(63)
+    run, endpoint = secrets.randbits(63), None
     try:
         data = _bind(context, settings.bind)
-        info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
+        endpoint = _bind_metrics(settings.metrics_port)
+        address = endpoint.address if endpoint else ""
+        info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT), address)
         parts = _parts(settings, loaded)
         disk = _disk(settings, loaded, parts.store)
         core = StageCore(info, replace(parts, disk_counts=disk.counts) if disk else parts)
+        if endpoint:
+            watch = StageWatch(info, core, parts.store, disk, settings.disk_bytes)
+            endpoint.serve({"/metrics": Page(CONTENT_TYPE, Exposition(watch.samples).page)})
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
             loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, disk)
@@ -77,6 +86,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             finally:
                 loop.close()
     finally:
+        if endpoint:
+            endpoint.close()
         context.destroy(linger=200)
 
 
@@ -131,7 +142,17 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[
     return socket
 
 
-def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str) -> StageInfo:
+def _bind_metrics(port: int | None) -> MetricsEndpoint | None:
+    if port is None:
+        return None
+    try:
+        return MetricsEndpoint(port)
+    except OSError as error:
+        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
+        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
+
+
+def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str, metrics_address: str) -> StageInfo:
     operators = loaded.backend.operators
     return StageInfo(
         stage_id=settings.stage_id,
@@ -158,6 +179,7 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
         weight_bytes=operators.weight_bytes,
         tensors_digest=loaded.tensors_digest,
         cache_blocks=_cache_blocks(settings, operators),
+        metrics_address=metrics_address,
     )
 
 

@@ -38,15 +38,16 @@ class Arrows(NamedTuple):
 ARROWS = {
     "wire": Arrows(set(), {"msgpack", "numpy"}),
     "model": Arrows({"wire"}, {"numpy", "gguf"}),
-    "broker": Arrows({"wire"}, {"zmq"}),
-    "stage": Arrows({"wire", "model"}, {"zmq", "numpy", "torch"}),
+    "monitoring": Arrows(set(), {"prometheus_client"}),
+    "broker": Arrows({"wire", "monitoring"}, {"zmq"}),
+    "stage": Arrows({"wire", "model", "monitoring"}, {"zmq", "numpy", "torch"}),
     "client": Arrows({"wire"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
     "cluster": Arrows({"wire", "model", "client"}, set()),
     "cli": Arrows({"wire", "model", "broker", "stage", "client", "cluster"}, {"rich"}),
 }
 # Where only the base dependencies are installed, these import.
-BASE_PACKAGES = ("wire", "broker", "client", "cli")
+BASE_PACKAGES = ("wire", "monitoring", "broker", "client", "cli")
 
 
 def project() -> dict[str, Any]:
