@@ -69,7 +69,15 @@ def test_a_metric_is_named_as_prometheus_wants_it(metric: Metric) -> None:
         assert metric.unit in metric.name
     assert metric.name.endswith("_ratio") == (metric.unit == "0 to 1")
     assert metric.help.endswith((".", "!"))
-    assert not set(metric.labels) & {"request", "request_id", "session", "client", "path", "le", *TARGET_LABELS - {"stage"}}
+    assert not set(metric.labels) & {
+        "request",
+        "request_id",
+        "session",
+        "client",
+        "path",
+        "le",
+        *TARGET_LABELS - {"stage"},
+    }
     # A stage's own series get `stage` from discovery; only the broker may name stages itself.
     assert "stage" not in metric.labels or metric.source is Source.BROKER
 
@@ -83,7 +91,9 @@ def test_every_metric_of_the_table_is_exported_somewhere() -> None:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    watch = (ROOT / "broker/watch.py").read_text(encoding="utf-8") + (ROOT / "stage/watch.py").read_text(encoding="utf-8")
+    watch = (ROOT / "broker/watch.py").read_text(encoding="utf-8") + (ROOT / "stage/watch.py").read_text(
+        encoding="utf-8"
+    )
     assert len(names) == len(METRICS)
     assert [name for name in names if not re.search(rf"\bm\.{name}\b", watch)] == []
 
@@ -182,7 +192,7 @@ def test_dashboards_satisfy_grafanas_own_types(tmp_path: Path) -> None:
     for name, content in pages.items():
         imports = 'import type { StagewireDashboard } from "./dashboard.mjs";\n'
         (tmp_path / f"{name}.mts").write_text(f"{imports}export default ({content}) satisfies StagewireDashboard;\n")
-    options = "--noEmit --strict --skipLibCheck --module nodenext --moduleResolution nodenext --target es2022".split()
+    options = ["--noEmit", "--strict", "--skipLibCheck", "--module", "nodenext", "--target", "es2022"]
     done = subprocess.run(
         [tool("node"), compiler, *options, *(f"{name}.mts" for name in pages)],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,

@@ -110,14 +110,14 @@ class PrometheusServer:
     def __init__(self, folder: Path, sd_address: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self.address = "127.0.0.1:{}".format(free.getsockname()[1])
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
         config = quickened(folder, sd_address)
         arguments = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
         arguments += [f"--web.listen-address={self.address}", "--log.level=warn"]
         self.log = folder / "prometheus.log"
         with self.log.open("wb") as log:
             self._process = subprocess.Popen([tool("prometheus"), *arguments], stdout=log, stderr=log)
-        self.wait(lambda: self._is_ready(), 30, "the server is ready")
+        self.wait(self._is_ready, 30, "the server is ready")
 
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self.log.read_text()
