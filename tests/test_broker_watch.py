@@ -31,7 +31,8 @@ def values(broker: CheckedCore) -> Values:
         if isinstance(value, Distribution):
             found[name, "count"], found[name, "sum"] = value.count, value.total
         else:
-            found[(name, *labels)] = value
+            key = (name, *labels)
+            found[key] = value
     return found
 
 
