@@ -132,7 +132,7 @@ def targets(state: BrokerState, own_address: str) -> bytes:
     A stage's series keep their name when it comes back on another port: `instance` is its id, not its address.
     """
     groups: list[dict[str, object]] = [{"targets": [own_address], "labels": {"role": "broker"}}]
-    for stage in state.pool:
+    for stage in sorted(state.pool, key=lambda stage: stage.info.stage_id):
         if stage.info.metrics_address:
             stage_id = stage.info.stage_id
             labels = {"role": "stage", "stage": stage_id, "instance": stage_id}

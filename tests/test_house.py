@@ -25,6 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGES = {"tests", "bench", "docs", "build", "dist"}
 MAX_MODULE_LINES = 300
+MONITORING_FILES = {".yml", ".yaml", ".json"}
 
 
 class Arrows(NamedTuple):
@@ -223,6 +224,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> None:
     wanted = {str(path.relative_to(ROOT)) for path in modules()}
     wanted |= {f"{package}/py.typed" for package in top_packages()} | {"wire/PROTOCOL.md"}
+    shown = {path.relative_to(ROOT) for path in (ROOT / "monitoring").rglob("*.*") if path.suffix in MONITORING_FILES}
+    assert len(shown) > 8
+    wanted |= {str(path) for path in shown}
     (wheel,) = archives.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name.removeprefix("stagewire/") for name in archive.namelist()}

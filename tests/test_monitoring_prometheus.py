@@ -252,6 +252,31 @@ def test_every_panel_of_every_dashboard_returns_data(cluster: LocalCluster, prom
         assert empty == []
 
 
+def test_a_killed_broker_fires_its_alert_and_is_found_again_at_the_same_address(
+    cluster: LocalCluster, prometheus: PrometheusServer
+) -> None:
+    """Its stages come back to it, and so they do to discovery."""
+    address = cluster.metrics_address
+    cluster.kill_broker()
+    prometheus.wait(lambda: ("BrokerDown", "") in prometheus.firing(), 30, "BrokerDown fires")
+    cluster.restart_broker()
+    cluster.wait_until_serving()
+    assert cluster.metrics_address == address
+    prometheus.wait(lambda: prometheus.firing() == set(), 30, "all is well again")
+    assert len(json.loads(fetch(address, "/sd"))) == 3
+
+
+def test_metrics_can_be_switched_off() -> None:
+    """In all processes; everything else works."""
+    limits, broker = StageLimits(metrics_port="off"), BrokerSpec(metrics_port="off")
+    with LocalCluster(split="0:29,29:30", limits=limits, broker=broker) as cluster, cluster.client() as client:
+        assert cluster.metrics_address == ""
+        assert [stage.info.metrics_address for stage in cluster.status().stages] == ["", ""]
+        ask(client, [500, 501])
+        cluster.restart_broker()
+        assert cluster.metrics_address == ""
+
+
 NUM_KILLS, NUM_STOPS = 60, 140
 
 
