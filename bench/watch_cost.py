@@ -20,6 +20,7 @@ from stagewire.model.catalogue import DEFAULT_MODEL
 from stagewire.stage.executor import Plan
 from stagewire.stage.measures import StageMeasures
 from stagewire.stage.operators import Batch, SequenceRows
+from stagewire.wire.codec import Frame
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, SequenceResult, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
@@ -72,7 +73,13 @@ def step_cost(num_sequences: int) -> tuple[float, float]:
     parts = [SequenceRows(row, 1, 100, np.arange(7, dtype=np.int32)) for row in range(num_sequences)]
     plan = Plan(step, Batch.of([5] * num_sequences, parts, range(num_sequences)), None, (), ())
     result = StepResult(1, tuple(SequenceResult(i, (5,), None) for i in range(num_sequences)), _TIMINGS)
-    frames = [b"x" * 36, b"x" * 4, b"x" * 200, memoryview(b"x" * 4 * num_sequences), memoryview(b"x" * 2304)]
+    frames: list[Frame] = [
+        b"x" * 36,
+        b"x" * 4,
+        b"x" * 200,
+        memoryview(b"x" * 4 * num_sequences),
+        memoryview(b"x" * 2304),
+    ]
     measures = StageMeasures()
     for seq_id in range(num_sequences):
         measures.head.arrived(seq_id, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import selectors
 import socket
@@ -19,6 +18,7 @@ DEADLINE_S = 5.0
 MAX_REQUEST_BYTES = 8192
 HOST = "127.0.0.1"
 _READ_BYTES = 4096
+_NO_DESCRIPTOR_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,17 @@ class MetricsEndpoint:
                 self._selector.unregister(self._listener)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             accepted, _ = self._listener.accept()
-            accepted.setblocking(False)
-            connection = _Connection(accepted, time.monotonic() + DEADLINE_S)
-            self._connections.add(connection)
-            self._selector.register(accepted, selectors.EVENT_READ, connection)
+        except BlockingIOError:
+            return  # whoever it was has left again
+        except OSError:
+            time.sleep(_NO_DESCRIPTOR_S)  # the process has none left: do not spin on it
+            return
+        accepted.setblocking(False)
+        connection = _Connection(accepted, time.monotonic() + DEADLINE_S)
+        self._connections.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _go_on(self, connection: _Connection) -> None:
         try:

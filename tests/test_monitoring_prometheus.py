@@ -140,9 +140,12 @@ def test_discovery_lists_all_processes_and_their_pages_are_as_promtool_wants_the
         {"role": "broker"},
         *({"role": "stage", "stage": stage, "instance": stage} for stage in STAGES),
     ]
-    targets = prometheus.ask("targets", state="active")["activeTargets"]
-    assert {one["labels"]["instance"] for one in targets} == {cluster.metrics_address, *STAGES}
-    assert {one["health"] for one in targets} == {"up"}
+
+    def healthy() -> set[str]:
+        targets = prometheus.ask("targets", state="active")["activeTargets"]
+        return {one["labels"]["instance"] for one in targets if one["health"] == "up"}
+
+    prometheus.wait(lambda: healthy() == {cluster.metrics_address, *STAGES}, 20, "all targets are up")
     for group in groups:
         page = fetch(group["targets"][0], "/metrics")
         done = subprocess.run(
@@ -155,7 +158,7 @@ def test_a_killed_stage_fires_its_alert_and_a_restart_resolves_it(
     cluster: LocalCluster, prometheus: PrometheusServer
 ) -> None:
     """So does the missing pipeline. What ran on it ends with an error, which is counted."""
-    assert prometheus.firing() == set()
+    prometheus.wait(lambda: prometheus.firing() == set(), 30, "all is well")
     with cluster.client() as client:
         generation = client.session().generate(
             prompt_token_ids=[500, 501], sampling=GREEDY, max_tokens=900, ignore_eos=True
@@ -266,6 +269,7 @@ def test_a_killed_broker_fires_its_alert_and_is_found_again_at_the_same_address(
     assert len(json.loads(fetch(address, "/sd"))) == 3
 
 
+@pytest.mark.slow
 def test_metrics_can_be_switched_off() -> None:
     """In all processes; everything else works."""
     limits, broker = StageLimits(metrics_port="off"), BrokerSpec(metrics_port="off")

@@ -165,7 +165,7 @@ class PrometheusServer:
 def quickened(folder: Path, sd_address: str) -> Path:
     """The project's configuration with another broker and with times for tests; returns the file."""
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8"))
-    config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "500ms"}
     (discovery,) = config["scrape_configs"][0]["http_sd_configs"]
     discovery["url"] = f"http://{sd_address}/sd"
     discovery["refresh_interval"] = "1s"
