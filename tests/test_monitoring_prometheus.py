@@ -291,8 +291,10 @@ def test_200_restarts_leave_no_series_behind_and_no_longer_page(tmp_path: Path) 
     with LocalCluster(split="0:1,1:30", broker=BrokerSpec(stage_silence_s=0.8)) as cluster:
         server = PrometheusServer(tmp_path, cluster.metrics_address)
         try:
-            server.wait(lambda: len(_live(server)) > 300, 30, "all processes are scraped")
-            before, live, head = _pages(cluster), _live(server), _head_series(server)
+            before = _pages(cluster)
+            num_series = sum(map(len, before)) + _SERIES_OF_A_TARGET * len(before)
+            server.wait(lambda: len(_live(server)) == num_series, 30, "all processes are scraped")
+            live, head = _live(server), _head_series(server)
             addresses = set()
             for number in range(NUM_KILLS + NUM_STOPS):
                 (cluster.stop if number % 10 < NUM_STOPS // 20 else cluster.kill)(0)
@@ -304,8 +306,8 @@ def test_200_restarts_leave_no_series_behind_and_no_longer_page(tmp_path: Path) 
             assert NUM_KILLS - 1 <= lost <= NUM_KILLS
             after = _pages(cluster)
             assert [set(page) for page in after] == [set(page) for page in before]
-            # What a dead process had sent last is gone as soon as discovery no longer lists it.
-            server.wait(lambda: _live(server) == live, 15, "the series are those of the beginning")
+            # Prometheus takes up to ten seconds to take notice of what discovery lists.
+            server.wait(lambda: _live(server) == live, 30, "the series are those of the beginning")
             assert _head_series(server) - head < 50
         finally:
             server.close()
@@ -319,6 +321,10 @@ def _pages(cluster: LocalCluster) -> list[dict[str, float]]:
 def _address_of(cluster: LocalCluster, stage: str) -> str:
     groups = json.loads(fetch(cluster.metrics_address, "/sd"))
     return next(str(group["targets"][0]) for group in groups if group["labels"].get("stage") == stage)
+
+
+_SERIES_OF_A_TARGET = 5
+"""Prometheus adds `up` and four more about each scrape."""
 
 
 def _live(server: PrometheusServer) -> set[tuple[tuple[str, str], ...]]:
