@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagewire.monitoring import metrics as m
+from stagewire.monitoring.endpoint import MetricsEndpoint, Page
+from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Sample
 from stagewire.stage.core import StageCore
 from stagewire.stage.disk_cache import DiskCache
@@ -14,9 +17,25 @@ from stagewire.stage.kv_store import KvStore
 from stagewire.stage.measures import LinkTraffic, StageMeasures
 from stagewire.wire.caches import DiskCounts
 from stagewire.wire.control import StageInfo
+from stagewire.wire.errors import ErrorCode, SettingsError
 
 _NO_FILES = DiskCounts(0, 0, 0, 0, 0)
 _SEQUENCE_STATES = ("waiting", "running", "paused", "ending")
+
+
+def bind_endpoint(port: int | None) -> MetricsEndpoint | None:
+    """Bound, so that its address can be told, and not answering yet; None where there shall be none.
+
+    Raises:
+        SettingsError: the port cannot be bound (PORT_IN_USE: another process has it).
+    """
+    if port is None:
+        return None
+    try:
+        return MetricsEndpoint(port)
+    except OSError as error:
+        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
+        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,10 @@ class StageWatch:
     store: KvStore
     disk: DiskCache | None = None
     disk_budget_bytes: int = 0
+
+    def serve(self, endpoint: MetricsEndpoint) -> None:
+        """Answer there from now on."""
+        endpoint.serve({"/metrics": Page(CONTENT_TYPE, Exposition(self.samples).page)})
 
     def samples(self) -> Iterator[Sample]:
         """All metrics of this stage now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import secrets
 import threading
@@ -18,8 +17,6 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
-from stagewire.monitoring.endpoint import MetricsEndpoint, Page
-from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.disk_cache import DiskCache
@@ -31,7 +28,7 @@ from stagewire.stage.loop import HIGH_WATER_MARK, StageLoop
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.watch import StageWatch
+from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo
 from stagewire.wire.errors import ErrorCode, SettingsError
@@ -69,15 +66,14 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     run, endpoint = secrets.randbits(63), None
     try:
         data = _bind(context, settings.bind)
-        endpoint = _bind_metrics(settings.metrics_port)
+        endpoint = bind_endpoint(settings.metrics_port)
         address = endpoint.address if endpoint else ""
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT), address)
         parts = _parts(settings, loaded)
         disk = _disk(settings, loaded, parts.store)
         core = StageCore(info, replace(parts, disk_counts=disk.counts) if disk else parts)
         if endpoint:
-            watch = StageWatch(info, core, parts.store, disk, settings.disk_bytes)
-            endpoint.serve({"/metrics": Page(CONTENT_TYPE, Exposition(watch.samples).page)})
+            StageWatch(info, core, parts.store, disk, settings.disk_bytes).serve(endpoint)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
             loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, disk)
@@ -140,16 +136,6 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[
         code = ErrorCode.PORT_IN_USE if error.errno == zmq.EADDRINUSE else ErrorCode.INVALID_SETTING
         raise SettingsError(f"cannot bind {endpoint}: {error.strerror}; choose another port, or `*`", code) from error
     return socket
-
-
-def _bind_metrics(port: int | None) -> MetricsEndpoint | None:
-    if port is None:
-        return None
-    try:
-        return MetricsEndpoint(port)
-    except OSError as error:
-        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
-        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
 
 
 def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str, metrics_address: str) -> StageInfo:

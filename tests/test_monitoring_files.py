@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -163,6 +164,26 @@ def test_the_compose_file_and_what_it_mounts_fit_together() -> None:
     assert (mounts[str(home.parent)] / home.name).is_file()
     (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text(encoding="utf-8"))["datasources"]
     assert source["url"].removeprefix("http://") in " ".join(services["prometheus"]["command"])
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_panels_lie_beside_each_other_and_say_what_they_show(path: Path) -> None:
+    """None over another, each within the grid's 24 columns, with a text, and with variables that exist."""
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["type"] == "row" or len(panel["description"]) > 8
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used = set(re.findall(r"\$\{?(?!__)(\w+)", path.read_text(encoding="utf-8")))
+    repeated = {panel["repeat"] for panel in panels if "repeat" in panel}
+    assert used | repeated <= variables
 
 
 def test_grafana_has_the_version_of_the_schema_that_dashboards_are_checked_with() -> None:

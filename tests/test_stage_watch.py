@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from in_process import InProcessPipeline, request, stage_info
 from toy_operators import VOCAB_SIZE, ToyOperators
+from watching import fetch, series_of
 
 from stagewire.monitoring.distribution import Distribution
 from stagewire.stage.disk_tier import DiskTier
 from stagewire.stage.head_measures import HeadMeasures
-from stagewire.stage.watch import StageWatch
+from stagewire.stage.watch import StageWatch, bind_endpoint
+from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.ring import SequenceResult, SequenceStart, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
@@ -160,6 +162,21 @@ def test_a_stage_has_the_same_series_before_and_after_all_of_this() -> None:
     ask(busy, "b", PROMPT)
     for index in range(3):
         assert set(values(idle, index)) == set(values(busy, index))
+
+
+def test_a_stage_serves_its_page_at_the_address_that_it_has_told() -> None:
+    """A port that another process has is named with what to do; there need not be one at all."""
+    pipeline = pipeline_of()
+    endpoint = bind_endpoint(0)
+    assert endpoint is not None
+    with endpoint:
+        StageWatch(stage_info(VOCAB_SIZE), pipeline.cores[HEAD], pipeline.stores[HEAD]).serve(endpoint)
+        assert series_of(fetch(endpoint.address, "/metrics"))['stagewire_kv_blocks{state="free"}'] == 600
+        port = int(endpoint.address.rpartition(":")[2])
+        with pytest.raises(SettingsError, match=f"metrics_port={port}: .*choose another") as caught:
+            bind_endpoint(port)
+    assert caught.value.code is ErrorCode.PORT_IN_USE
+    assert bind_endpoint(None) is None
 
 
 # --- the head's clock ---
