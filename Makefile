@@ -9,10 +9,10 @@ EXTRAS := text,stage,cli,dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow sanitize check format bench bench-sweep clean
+.PHONY: help setup demo test test-slow sanitize grafana-tools check format bench bench-sweep clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with all that the other targets need (python 3.10 or newer)
 
@@ -27,6 +27,11 @@ test-slow: $(READY) ## the tests that take longer
 
 sanitize: $(READY) ## the native kernels' tests with the sanitizers for memory and undefined behaviour (needs g++)
 	@.ci/sanitize $(BIN)/python $(ARGS)
+
+grafana-tools: ## what a test checks the dashboards' types with (needs npm)
+	@mkdir -p build/grafana
+	@cp tests/data/grafana/package.json build/grafana/
+	npm install --prefix build/grafana --no-audit --no-fund --no-package-lock
 
 check: $(READY) ## lint, format and types, changing nothing
 	$(BIN)/python -m ruff check .

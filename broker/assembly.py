@@ -96,6 +96,7 @@ class Assembly:
             self._state.out.append(CloseFeed(pipeline.epoch))
         pipeline.machine.fire(PipelineTrigger.BROKEN)
         pipeline.code, pipeline.detail = code, detail
+        self._state.measures.lost_epochs[code] += 1
         pipeline.cancels.clear()
         self._state.note("dissolving", epoch=pipeline.epoch, code=code.value, detail=repr(detail))
         self._wait_for_all(pipeline, now)
@@ -115,8 +116,10 @@ class Assembly:
         if pipeline and stage.epoch == epoch:
             self._leave(stage, pipeline, f"stage {stage.info.stage_id} has left it", now)
 
-    def lose(self, stage: StageRecord, reason: str, now: float) -> None:
-        """A stage is gone: its pipeline ends, and need not wait for it."""
+    def lose(self, stage: StageRecord, reason: str, now: float, is_missed: bool = True) -> None:
+        """A stage is gone: its pipeline ends, and need not wait for it. Nobody misses one that has said goodbye."""
+        if is_missed:
+            self._state.measures.stage_lost(stage.info.stage_id, now)
         self._state.note("stage_lost", stage=stage.info.stage_id, run=f"{stage.info.run:x}", reason=repr(reason))
         if stage.peer:
             self._state.out.append(ForgetPeer(stage.peer))

@@ -151,6 +151,7 @@ class BrokerCore:
         if isinstance(message, AskCaches):
             self._questions.ask_caches(peer, message.clear, now)
         else:
+            self._state.measures.snapshot_operations[message.order.action.value] += 1
             self._questions.ask_snapshots(peer, client.client_id, message.order, now)
 
     def _client_of(self, peer: Peer, now: float) -> ClientRecord | None:
@@ -263,6 +264,7 @@ class BrokerCore:
         self._endings.expire(now)
         self._cards.expire(now)
         self._questions.expire(now)
+        self._state.measures.expire(now)
 
     def _forgive_pause(self, now: float) -> None:
         """While this process itself was stopped it heard nobody: that is no silence of theirs."""
@@ -270,6 +272,11 @@ class BrokerCore:
         if pause_s > _PAUSE_S:
             for peer in (*self._state.pool, *self._state.clients):
                 peer.heard_at = min(now, peer.heard_at + pause_s)
+
+    @property
+    def state(self) -> BrokerState:
+        """For whoever watches: to be read, never to be written."""
+        return self._state
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the state contradicts itself."""

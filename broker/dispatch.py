@@ -74,11 +74,13 @@ class Dispatch:
     def _refuse(self, client: ClientRecord, asked: Asked, refusal: Refusal) -> Refused:
         refused = Refused(asked.request_id, *refusal)
         self._state.finished.refuse(client.client_id, refused)
+        self._state.measures.refused[refusal.code] += 1
         self._state.note("request_refused", client=client.client_id, code=refusal.code.value)
         return refused
 
     def _accept(self, client: ClientRecord, asked: Asked, now: float) -> Accepted:
         state = self._state
+        state.measures.num_accepted += 1
         state.requests.add(queued_request(client.client_id, asked, now))
         state.waiting.add(client.client_id, asked.request_id)
         state.out.append(KeepPayload(asked.request_id))
@@ -150,6 +152,7 @@ class Dispatch:
     def _start(self, request: Request, pipeline: Pipeline, now: float) -> None:
         request.machine.fire(RequestTrigger.PUSH)
         self._state.waiting.take(request.client_id, request.request_id)
+        self._state.measures.dispatched(request, now)
         self._state.sessions.saw(request.session, pipeline.epoch)
         if request.makes:
             self._state.sessions.saw(snapshot_key(request.client_id, request.makes), pipeline.epoch)

@@ -28,6 +28,7 @@ class Endings:
         if request and request.epoch is None and message.epoch in self._state.pipelines:
             self.reported(request, message.epoch)
         if request and request.epoch == message.epoch:
+            self._state.measures.ended(request, message.finish_reason, message.code, now)
             self._finish(request, None, message.finish_reason.value, now)
 
     # --- the head's word on a request ---
@@ -140,6 +141,7 @@ class Endings:
 
     def end(self, request: Request, ending: Ending, now: float) -> None:
         """Write the ending of a request that no tail will end."""
+        self._state.measures.ended(request, ending.finish_reason, ending.code, now)
         self._finish(request, ending, (ending.code or ending.finish_reason).value, now)
         self._state.to_client(request.client_id, Ended(request.request_id, ending))
 

@@ -38,6 +38,8 @@ from stagewire.broker.events import (
 from stagewire.broker.feed import Feed
 from stagewire.broker.router import Router
 from stagewire.broker.settings import BrokerSettings
+from stagewire.broker.watch import watch
+from stagewire.monitoring.endpoint import MetricsEndpoint
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
@@ -59,6 +61,8 @@ class BrokerEndpoints:
 
     frontend: str
     control: str
+    metrics: str = ""
+    """`host:port` of `/metrics` and `/sd`; empty when switched off."""
 
 
 def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], None], stop: threading.Event) -> None:
@@ -71,8 +75,10 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
     try:
         loop = BrokerLoop(settings, context)
         try:
-            log.info("event=ready frontend=%s control=%s", loop.endpoints.frontend, loop.endpoints.control)
-            on_ready(loop.endpoints)
+            endpoints = loop.endpoints
+            words = (endpoints.frontend, endpoints.control, endpoints.metrics or "-")
+            log.info("event=ready frontend=%s control=%s metrics=%s", *words)
+            on_ready(endpoints)
             while not stop.is_set():
                 loop.turn()
             loop.finish()
@@ -95,12 +101,15 @@ class BrokerLoop:
         self._poller = zmq.Poller()
         self._tick_at = time.monotonic()
         self._core = BrokerCore(settings, time.time_ns(), self._tick_at)
+        self._watch: MetricsEndpoint | None = None
         self._bind()
 
     def _bind(self) -> None:
         try:
             self._routers[Link.FRONTEND] = Router(self._context, Link.FRONTEND, self._settings.frontend_endpoint)
             self._routers[Link.CONTROL] = Router(self._context, Link.CONTROL, self._settings.control_endpoint)
+            if self._settings.metrics_port is not None:
+                self._watch = watch(self._core.state, self._settings.metrics_port)
         except BaseException:
             self.close()
             raise
@@ -109,7 +118,8 @@ class BrokerLoop:
 
     @property
     def endpoints(self) -> BrokerEndpoints:
-        return BrokerEndpoints(self._routers[Link.FRONTEND].endpoint, self._routers[Link.CONTROL].endpoint)
+        metrics = self._watch.address if self._watch else ""
+        return BrokerEndpoints(self._routers[Link.FRONTEND].endpoint, self._routers[Link.CONTROL].endpoint, metrics)
 
     # --- the turn ---
 
@@ -206,6 +216,8 @@ class BrokerLoop:
         self._flush()
 
     def close(self) -> None:
+        if self._watch:
+            self._watch.close()
         for sender in self._senders():
             sender.close(_LINGER_S)
 

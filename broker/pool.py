@@ -110,6 +110,9 @@ def defect_of(info: StageInfo) -> tuple[ErrorCode, str] | None:
     if not is_loopback(info.data_endpoint):
         detail = f"data_endpoint={info.data_endpoint:.80}: must be tcp://127.0.0.1:PORT"
         return ErrorCode.INVALID_SETTING, detail
+    if info.metrics_address and not is_loopback(f"tcp://{info.metrics_address}"):
+        detail = f"metrics_address={info.metrics_address:.80}: must be 127.0.0.1:PORT, or empty"
+        return ErrorCode.INVALID_SETTING, detail
     return None
 
 

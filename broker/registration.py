@@ -64,6 +64,7 @@ class Registration:
             state.pool.connect(stage, peer)
         stage.heard_at = now
         state.models.saw(message.info)
+        state.measures.stage_came(message.info.stage_id)
         layers = f"{message.info.layer_start}:{message.info.layer_end}"
         state.note("stage_registered", stage=message.info.stage_id, run=f"{message.info.run:x}", layers=layers)
         keep = self._reconcile(stage, message.assembly, now)
@@ -123,7 +124,7 @@ class Registration:
     def bye(self, message: StageBye, now: float) -> None:
         stage = self._state.pool.get(message.stage_id)
         if stage and stage.info.run == message.run:
-            self._assembly.lose(stage, "it left", now)
+            self._assembly.lose(stage, "it left", now, is_missed=False)
 
     def check_silence(self, now: float) -> None:
         """Lose who is silent or hangs; let a newcomer have the name of one that is silent for long enough."""

@@ -27,6 +27,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "takeover_s": (0.1, 60),
     "grace_s": (0, 60),
     "answer_s": (0.5, 600),
+    "metrics_port": (0, 65_535),
 }
 
 
@@ -52,6 +53,7 @@ class BrokerSettings:
         takeover_s: a restarted stage replaces its predecessor once that has been silent for this long.
         grace_s: how long a starting broker only collects what stands.
         answer_s: how long a stage may take to answer an assembly, or the end of one.
+        metrics_port: serves `/metrics` and `/sd` on loopback; 0 takes a free port, None serves nothing.
         feed_condition: simulates the network between broker and heads.
 
     Raises:
@@ -76,12 +78,13 @@ class BrokerSettings:
     takeover_s: float = 1.0
     grace_s: float = 3.0
     answer_s: float = 5.0
+    metrics_port: int | None = 0
     feed_condition: WireCondition | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise SettingsError(f"{name}={value}: must be between {low} and {high}")
         for name in ("frontend_endpoint", "control_endpoint"):
             if not is_loopback(getattr(self, name)):

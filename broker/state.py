@@ -8,6 +8,7 @@ from stagewire.broker.chain import missing_layers
 from stagewire.broker.clients import Clients
 from stagewire.broker.events import Instruction, Note, Peer, Send
 from stagewire.broker.finished import FinishedRequests
+from stagewire.broker.measures import BrokerMeasures
 from stagewire.broker.models import KnownModels
 from stagewire.broker.pipeline import Pipeline, PipelineState
 from stagewire.broker.pool import Pool, StageRecord
@@ -38,6 +39,7 @@ class BrokerState:
     waiting: WaitingRequests = field(default_factory=WaitingRequests)
     clients: Clients = field(default_factory=Clients)
     models: KnownModels = field(default_factory=KnownModels)
+    measures: BrokerMeasures = field(default_factory=BrokerMeasures)
     out: list[Instruction] = field(default_factory=list)
     collecting: bool = True
     stopping: bool = False

@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     described = {
         "frontend_endpoint": "where clients connect; port * takes a free one",
         "control_endpoint": "where stages connect",
+        "metrics_port": "where Prometheus finds /metrics and /sd, on this machine; 0: any free port; off: none",
         "feed_condition": "simulate a network to the heads, as in delay=10ms,bandwidth=100mbit",
     }
     add_settings(parser, BrokerSettings, described)
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     daemon = Daemon(options)
 
     def on_ready(endpoints: BrokerEndpoints) -> None:
-        daemon.ready({"frontend": endpoints.frontend, "control": endpoints.control})
+        daemon.ready({"frontend": endpoints.frontend, "control": endpoints.control, "metrics": endpoints.metrics})
 
     run_broker(chosen(BrokerSettings, options), on_ready, daemon.stop)
     return 0

@@ -59,9 +59,22 @@ def _add(
     default = field.default
     shown = "" if default in (None, dataclasses.MISSING) else f"(default: {default})"
     parser.add_argument(
-        f"--{field.name.replace('_', '-')}", type=_READERS[_scalar(hint)], default=argparse.SUPPRESS,
+        f"--{field.name.replace('_', '-')}", type=_reader(hint, default), default=argparse.SUPPRESS,
         metavar=field.name.rpartition("_")[2].upper(), help=f"{text} {shown}".strip().replace("%", "%%"),
     )  # fmt: skip
+
+
+def _reader(hint: object, default: object) -> Callable[[str], object]:
+    """Where None is not the default it means `off`."""
+    scalar = _scalar(hint)
+    read = _READERS[scalar]
+    if scalar is hint or default is None:
+        return read
+
+    def read_or_off(text: str) -> object:
+        return None if text == "off" else read(text)
+
+    return read_or_off
 
 
 def _scalar(hint: object) -> object:

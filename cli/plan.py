@@ -51,6 +51,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--disk-directory", metavar="DIR", help="also keep the cache in files there, for later and for the next start"
     )
     memory.add_argument("--snapshot-directory", metavar="DIR", help="where snapshots are exported to and imported from")
+    parser.add_argument("--no-metrics", action="store_true", help="serve no metrics, in no process")
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
 
 
@@ -58,11 +59,14 @@ def planned_cluster(
     options: argparse.Namespace, progress: Callable[[str], None], broker: BrokerSpec | None = None
 ) -> LocalCluster:
     """The cluster of the flags, not started yet."""
+    from dataclasses import replace
     from pathlib import Path
 
     from stagewire.cluster.local import LocalCluster
-    from stagewire.cluster.spec import StageLimits
+    from stagewire.cluster.spec import BrokerSpec, StageLimits
 
+    if options.no_metrics:
+        broker = replace(broker or BrokerSpec(), metrics_port="off")
     disk, snapshots = (
         name and str(Path(name).expanduser().absolute())
         for name in (options.disk_directory, options.snapshot_directory)
@@ -72,6 +76,7 @@ def planned_cluster(
         cache_tokens=options.cache_tokens,
         disk_directory=disk,
         snapshot_directory=snapshots,
+        metrics_port="off" if options.no_metrics else None,
     )
     return LocalCluster(
         options.model,

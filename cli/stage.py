@@ -47,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "disk_bytes": "how much that directory may hold",
         "snapshot_directory": "where snapshots are exported to and imported from (default: neither)",
         "snapshot_bytes": "how much that directory may hold",
+        "metrics_port": "where Prometheus finds /metrics, on this machine; 0: any free port; off: none",
         "bind": "where this stage listens for its neighbours",
     }
     add_settings(parser, StageSettings, described)

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
     parser.add_argument(
         "--frontend-port", type=int, default=7070, metavar="PORT",
-        help="where clients connect; stages use the port after it (default: %(default)s; 0: any)",
+        help="where clients connect; stages use the port after it, Prometheus the next (default: %(default)s; 0: any)",
     )  # fmt: skip
 
 
@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
     interrupt_on_sigterm()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
-            cluster = running.enter_context(planned_cluster(options, progress, _broker(options.frontend_port)))
+            broker = _broker(options.frontend_port)
+            cluster = running.enter_context(planned_cluster(options, progress, broker))
         _greet(cluster)
         try:
             _keep_alive(cluster)
@@ -59,7 +60,8 @@ def _broker(frontend_port: int) -> BrokerSpec:
 
     ports = (frontend_port, frontend_port + 1) if frontend_port else ("*", "*")
     frontend, control = (f"tcp://127.0.0.1:{port}" for port in ports)
-    return BrokerSpec(frontend_endpoint=frontend, control_endpoint=control)
+    metrics_port = frontend_port and frontend_port + 2
+    return BrokerSpec(frontend_endpoint=frontend, control_endpoint=control, metrics_port=metrics_port)
 
 
 def _greet(cluster: LocalCluster) -> None:
@@ -68,6 +70,10 @@ def _greet(cluster: LocalCluster) -> None:
     print(f'  stagewire generate{option} "Why is the sky blue?"')
     print(f"  stagewire chat{option}")
     print(f"  stagewire status{option}")
+    if cluster.metrics_address:
+        print(
+            f"metrics: http://{cluster.metrics_address}/metrics, and for Prometheus http://{cluster.metrics_address}/sd"
+        )
     print("Ctrl-C stops it", flush=True)
 
 

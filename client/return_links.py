@@ -180,9 +180,10 @@ class ReturnLinks:
         """What was under way through the broker may be lost, and nobody can tell: give up the relay paths."""
         for pipeline in self._pipelines.values():
             if pipeline.path == RELAY:
-                pipeline.path, pipeline.is_reply_due = None, False
+                pipeline.path, pipeline.is_reply_due, pipeline.lost_at = None, False, None
+            if pipeline.path is None and pipeline.lost_at is None and not same_broker:
                 # A tail that lives greets a new broker's clients again; one that does not is missing.
-                pipeline.lost_at = None if same_broker else now
+                pipeline.lost_at = now
 
     def tick(self, busy: Collection[Epoch], now: float) -> list[Instruction]:
         """Strangers' time is up; idle pipelines are forgotten; failed binds are tried again.

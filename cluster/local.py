@@ -112,7 +112,13 @@ class LocalCluster:
         self._broker.start()
         wait_until_ready([self._broker], _BROKER_TIMEOUT_S)
         # From now on its ports are fixed: stages and clients must find it again after a restart.
-        here = replace(self.spec.broker, frontend_endpoint=self.endpoint, control_endpoint=self.control_endpoint)
+        port = self.metrics_address.rpartition(":")[2]
+        here = replace(
+            self.spec.broker,
+            frontend_endpoint=self.endpoint,
+            control_endpoint=self.control_endpoint,
+            metrics_port=int(port) if port else "off",
+        )
         self._broker.command = tuple(broker_command(here))
 
     def _start_stages(self) -> None:
@@ -159,6 +165,11 @@ class LocalCluster:
     def control_endpoint(self) -> str:
         """Where further stages connect."""
         return self._announced("control")
+
+    @property
+    def metrics_address(self) -> str:
+        """`host:port` of the broker's `/metrics` and `/sd`, which lists all processes; empty when switched off."""
+        return self._announced("metrics")
 
     def _announced(self, name: str) -> str:
         announcement = self._broker_child().announcement

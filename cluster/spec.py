@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from stagewire.cluster.plan import LayerRange, balanced_split, parse_split
 from stagewire.wire.condition import WireCondition
@@ -13,6 +13,8 @@ from stagewire.wire.errors import SettingsError
 DEFAULT_NUM_STAGES = 2
 MAX_REPLICAS = 64
 T = TypeVar("T")
+Port = int | Literal["off"]
+"""0 takes a free one; `off`: no endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class StageLimits:
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None
     step_deadline_s: float | None = None
+    metrics_port: Port | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class BrokerSpec:
     stage_silence_s: float | None = None
     step_hang_s: float | None = None
     grace_s: float | None = None
+    metrics_port: Port | None = None
     feed_condition: WireCondition | None = None
 
 

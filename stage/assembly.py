@@ -48,7 +48,7 @@ class Assembly:
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
         self._steps: deque[tuple[float, Reading, Step]] = deque()
-        self._queue_s, self._reading = 0.0, NO_TIME
+        self.queue_s, self._reading = 0.0, NO_TIME
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -57,6 +57,10 @@ class Assembly:
     def is_sound(self) -> bool:
         """No fault has ended it yet."""
         return self._fault is None
+
+    @property
+    def is_tail(self) -> bool:
+        return self.tail is not None
 
     @property
     def num_queued_steps(self) -> int:
@@ -129,7 +133,7 @@ class Assembly:
         if not self._steps:
             return None
         arrived_at, self._reading, step = self._steps.popleft()
-        self._queue_s = now - arrived_at
+        self.queue_s = now - arrived_at
         return step
 
     def begin_step(self, step: Step, now: float) -> list[Instruction]:
@@ -149,7 +153,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, self._queue_s, self._reading.unread_s, self._reading.read_s)
+        timing = timing.at(self.stage_index, self.queue_s, self._reading.unread_s, self._reading.read_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:

@@ -7,7 +7,7 @@ clocks or threads: the loop owns those and performs what is returned here, in or
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stagewire.stage.assembly import Assembly
 from stagewire.stage.executor import StepExecutor
@@ -17,6 +17,7 @@ from stagewire.stage.head_files import Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv_store import KvStore
+from stagewire.stage.measures import StageMeasures
 from stagewire.stage.ring_clock import NO_TIME, Reading
 from stagewire.stage.stage_files import StageFiles
 from stagewire.stage.tail import TailCore
@@ -51,6 +52,7 @@ class StageParts:
     draw_nonce: Callable[[], bytes]
     disk_counts: Callable[[], DiskCounts | None] = lambda: None
     reach: Reach = reach_nothing
+    measures: StageMeasures = field(default_factory=StageMeasures)
 
 
 class StageCore:
@@ -66,6 +68,10 @@ class StageCore:
     @property
     def store(self) -> KvStore:
         return self._parts.store
+
+    @property
+    def measures(self) -> StageMeasures:
+        return self._parts.measures
 
     @property
     def is_registered(self) -> bool:
@@ -124,14 +130,15 @@ class StageCore:
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
         executor = self._make_executor(message)
-        head = None
-        if is_first:
-            sources = Sources(self._info.model_name, executor.lookup, self._parts.reach)
-            head = HeadCore(message.epoch, self._parts.head_limits(message), sources)
+        head = self._make_head(message, executor) if is_first else None
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
         self.assembly = Assembly(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
+
+    def _make_head(self, message: Assemble, executor: StepExecutor) -> HeadCore:
+        sources = Sources(self._info.model_name, executor.lookup, self._parts.reach)
+        return HeadCore(message.epoch, self._parts.head_limits(message), sources, self.measures.head)
 
     def _make_executor(self, message: Assemble) -> StepExecutor:
         parts = self._parts

@@ -65,6 +65,11 @@ class DiskTier:
     # --- writing ---
 
     @property
+    def num_bytes(self) -> int:
+        """Of the files, as far as this process knows."""
+        return self._num_bytes
+
+    @property
     def has_room(self) -> bool:
         """Whether `put` would take one more now."""
         return self._queue.qsize() < _MAX_QUEUED

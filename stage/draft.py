@@ -9,14 +9,15 @@ from stagewire.stage.sequence import Sequence
 from stagewire.wire.ring import FileOrder, SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
-Lookup = Callable[[int, Items[int], Items[int], int, bool], int]
+Lookup = Callable[[int, Items[int], Items[int], int, int | None], int]
 """How many of the first `limit` tokens the head's own stage can restore.
 
-Asked with step id, its releases, token ids, limit, and whether it counts as a miss if there are none.
+Asked with step id, its releases, token ids, limit, and how many of them there are elsewhere, so that what is missing
+can be counted; None if it will be asked again.
 """
 
 
-def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int, _is_final: bool) -> int:
+def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int, _elsewhere: int | None) -> int:
     """Nothing can ever be restored."""
     return 0
 

@@ -77,14 +77,14 @@ class StepExecutor:
         return self._store
 
     def lookup(
-        self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int, is_final: bool
+        self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int, num_elsewhere: int | None
     ) -> int:
         """For the head of this very stage: how many of the first `limit` tokens a restore in its next step would give.
 
         `releases` are those of that step, which come before its restores; they are done now.
         """
         self._begin(step_id, releases)
-        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, is_final)
+        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, num_elsewhere)
 
     def plan(self, step: Step) -> Plan:
         """Release, restore, append, look for misses.
@@ -147,11 +147,13 @@ class StepExecutor:
         if piece.phase is Phase.RESUME:
             is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
             return piece if is_held else replace(piece, num_restored=0, missed=True)
-        held = self._store.restore(piece.seq_id, token_ids, piece.num_restored)
+        fetched, held = 0, self._store.restore(piece.seq_id, token_ids, piece.num_restored)
         if held < piece.num_restored and (staged := self.files.take(piece.seq_id)):
-            held = self._unstage(piece, token_ids, held, staged, writes)
-        is_short = piece.phase is Phase.TRY_RESTORE_DECODE and held < piece.num_tokens - 1
-        return replace(piece, num_restored=held, missed=piece.missed or is_short)
+            fetched = self._unstage(piece, token_ids, held, staged, writes) - held
+        found = held + fetched
+        self._store.cache.count_tokens(held, fetched, piece.num_restored - found)
+        is_short = piece.phase is Phase.TRY_RESTORE_DECODE and found < piece.num_tokens - 1
+        return replace(piece, num_restored=found, missed=piece.missed or is_short)
 
     def _unstage(self, piece: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
         """Put what was read behind the `held` tokens into blocks of the sequence; returns how many it holds then."""

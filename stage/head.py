@@ -5,23 +5,24 @@ It owns the scheduler. Messages in, control messages out; the worker asks `next_
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
 from stagewire.stage.file_jobs import JobDone
 from stagewire.stage.head_files import FileWait, HeadFiles, Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
+from stagewire.stage.head_measures import HeadMeasures
 from stagewire.stage.instructions import StartJob
+from stagewire.stage.request_check import RequestCheck
 from stagewire.stage.ring_clock import NO_TIME, Reading, RingClock
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.sequence import Sequence, SequenceState
 from stagewire.stage.snapshot_desk import SnapshotDesk
-from stagewire.stage.snapshot_file import is_file_name
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.limits import MAX_NAME_CHARS, MAX_STOP_TOKENS
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import (
     CancelRequest,
@@ -57,15 +58,24 @@ class Sources:
 class HeadCore:
     """All requests of one pipeline epoch, from the feed to their reported ending."""
 
-    def __init__(self, epoch: Epoch, limits: HeadLimits, sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        epoch: Epoch,
+        limits: HeadLimits,
+        sources: Sources | None = None,
+        measures: HeadMeasures | None = None,
+    ) -> None:
         sources = sources or Sources()
         self._epoch, self._limits = epoch, limits
+        self._measures = measures or HeadMeasures()
+        self._measures.begin_epoch()
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
         self.clock = RingClock()
         self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.reach)
         self.snapshots = SnapshotDesk(
             epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
         )  # fmt: skip
+        self._check = RequestCheck(limits, self.scheduler.snapshots, self.snapshots, self._files)
         self._importing: dict[int, Sequence] = {}
         self._by_request: dict[str, Sequence] = {}
         self._cancelled: dict[str, float] = {}
@@ -85,16 +95,25 @@ class HeadCore:
         num_waiting, clock = len(self._by_request) - num_running, self.clock
         return HeadCounters(num_waiting, num_running, clock.num_round_trips, clock.round_trips_s, clock.hops_s)
 
+    def num_sequences(self) -> Counter[str]:
+        """By state; a running one whose client does not read is paused."""
+        held = list(self._by_request.values())
+        return Counter("paused" if one.is_paused else one.state.value for one in held)
+
     def next_step(self, now: float) -> Step | None:
         step = self.scheduler.next_step(now)
-        return self.clock.launched(step, now) if step else None
+        if step is None:
+            return None
+        self._measures.launched(step, self.scheduler.num_preemptions, now)
+        return self.clock.launched(step, now)
 
     def handle(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[HeadOutput]:
         """Apply one message; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
-            self.clock.returned(message.step_id, message.timings, now, reading)
+            round_trip = self.clock.returned(message.step_id, message.timings, now, reading)
+            self._measures.completed(message, round_trip, now)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
@@ -132,12 +151,13 @@ class HeadCore:
     def _start(self, request: StartRequest, now: float) -> list[HeadOutput]:
         if request.request_id in self._by_request or request.request_id in self._ended:
             return [self._acknowledge(request)]
-        refusal = self._refusal(request)
+        refusal = self._check.refusal(request, self._by_request.values())
         if refusal is not None:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request, now)
         self.clock.arrived(sequence.seq_id, now)
+        self._measures.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request.snapshot and request.snapshot.file is not None:
@@ -170,44 +190,6 @@ class HeadCore:
     def _acknowledge(self, request: StartRequest, code: ErrorCode | None = None, detail: str = "") -> GenerateAck:
         return GenerateAck(request.request_id, self._epoch, code, detail)
 
-    def _refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
-        """Why it cannot run: the context-overflow rule, the KV pool, the vocabulary, nothing to decode from."""
-        if len(request.stop_token_ids) > MAX_STOP_TOKENS:
-            detail = f"{len(request.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}"
-            return ErrorCode.INVALID_REQUEST, detail
-        num_prompt = len(request.prompt_token_ids)
-        limit = self._limits.max_total_tokens(self.scheduler.snapshots.num_blocks)
-        budget = 1 if request.max_tokens is None else request.max_tokens
-        if num_prompt + budget > limit:
-            detail = f"prompt {num_prompt} + max_tokens {budget} + 1 exceeds {limit + 1} tokens (context or KV pool)"
-            return ErrorCode.CONTEXT_OVERFLOW, detail
-        if num_prompt == 0:
-            return self._empty_refusal(request, budget)
-        token_ids = request.prompt_token_ids.to_numpy()
-        low, high = int(token_ids.min()), int(token_ids.max())
-        if low < 0 or high >= self._limits.vocab_size:
-            detail = f"token id {low if low < 0 else high} is outside 0..{self._limits.vocab_size - 1}"
-            return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
-        return self._bias_refusal(request) or self.snapshots.refusal(request, self._by_request.values())
-
-    def _empty_refusal(self, request: StartRequest, budget: int) -> tuple[ErrorCode, str] | None:
-        """Without a prompt there is nothing to decode from, but an exported snapshot may be read."""
-        if budget > 0:
-            return ErrorCode.DECODE_SEED_MISSING, "no token to start decoding from"
-        wish = request.snapshot
-        if wish and (wish.file is None or not is_file_name(wish.file) or not 0 < len(wish.name) <= MAX_NAME_CHARS):
-            return ErrorCode.INVALID_REQUEST, f"snapshot {wish.name!r:.80}: needs a name, and a prompt or a file's name"
-        if wish and not self._files.has_room:
-            return ErrorCode.QUEUE_FULL, "too many snapshots are being imported and exported; try again"
-        return None
-
-    def _bias_refusal(self, request: StartRequest) -> tuple[ErrorCode, str] | None:
-        for token_id, _ in request.sampling.logit_bias:
-            if token_id >= self._limits.vocab_size:
-                detail = f"logit_bias token id {token_id} is outside 0..{self._limits.vocab_size - 1}"
-                return ErrorCode.TOKEN_OUT_OF_VOCABULARY, detail
-        return None
-
     # --- files ---
 
     def finish_manifest(self, done: JobDone, now: float) -> list[HeadOutput]:
@@ -224,7 +206,9 @@ class HeadCore:
 
     def _import(self, sequence: Sequence, done: JobDone, now: float) -> None:
         request = self.snapshots.imported(sequence, done)
-        refusal = self._refusal(request) if isinstance(request, StartRequest) else request
+        refusal = (
+            self._check.refusal(request, self._by_request.values()) if isinstance(request, StartRequest) else request
+        )
         if refusal or not isinstance(request, StartRequest) or done.manifest is None:
             self._finish(sequence, FinishReason.FAILED, *(refusal or ()))
             return

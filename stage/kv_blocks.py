@@ -46,7 +46,7 @@ class BlockPool:
         self._index = index
         self._num_used = 0
         self.capacity = self._max_resting = num_blocks
-        self.num_evicted = 0
+        self.num_evicted = self.num_evicted_tokens = 0
 
     @property
     def num_free(self) -> int:
@@ -105,6 +105,7 @@ class BlockPool:
         self._index.remove(entry)
         self._free.append(entry.block)
         self.num_evicted += 1
+        self.num_evicted_tokens += entry.num_tokens
 
     def check_invariants(self, block_lists: list[list[int]]) -> None:
         """Raise AssertionError unless exactly these lists refer to the blocks that are in use."""

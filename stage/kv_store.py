@@ -80,6 +80,16 @@ class KvStore:
         return self._pool.capacity - self._pool.num_free
 
     @property
+    def capacity(self) -> int:
+        """Blocks that may be in use or at rest: the smallest pool of the pipeline."""
+        return self._pool.capacity
+
+    @property
+    def num_evicted(self) -> tuple[int, int]:
+        """Blocks that have been given up since the start, and the tokens that they held."""
+        return self._pool.num_evicted, self._pool.num_evicted_tokens
+
+    @property
     def num_cached(self) -> int:
         """Blocks that rest in the cache."""
         return self._index.num_resting
@@ -99,14 +109,17 @@ class KvStore:
 
     # --- looking up and restoring ---
 
-    def lookup(self, token_ids: TokenArray, limit: int, is_final: bool = True) -> int:
-        """How many of the first `limit` tokens a restore would give. Only a final one that finds nothing is counted.
+    def lookup(self, token_ids: TokenArray, limit: int, num_elsewhere: int | None = 0) -> int:
+        """How many of the first `limit` tokens a restore would give.
 
-        What is found will be asked for again, by the restore itself.
+        What is found will be asked for again, by the restore itself, and counted then. What neither this cache has nor
+        somebody else, who has `num_elsewhere` of them, is counted as missed; with None nothing is.
         """
         length = self.cache.match(token_ids, limit)[1]
-        if length == 0 and is_final:
-            self.cache.count_lookup(0, 1)
+        if num_elsewhere is not None:
+            self.cache.count_tokens(num_missed=limit - max(length, num_elsewhere))
+            if not length and not num_elsewhere:
+                self.cache.count_lookup(0, 1)
         return length
 
     def probe(self, token_ids: TokenArray, limit: int) -> int:
@@ -226,7 +239,9 @@ class KvStore:
         """Begin a sequence with all that another one holds; False if that is not exactly these tokens."""
         sequence = self._sequences.get(source)
         is_held = sequence is not None and sequence.token_bytes == token_ids.tobytes()
-        self.cache.count_lookup(len(token_ids) if is_held else 0, len(token_ids))
+        num_held = len(token_ids) if is_held else 0
+        self.cache.count_lookup(num_held, len(token_ids))
+        self.cache.count_tokens(num_held=num_held, num_missed=len(token_ids) - num_held)
         if not is_held or not self.keep(source, target, len(token_ids)):
             return False
         self.cache.count_restored(len(token_ids))

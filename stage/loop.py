@@ -72,7 +72,7 @@ class StageLoop:
     ) -> None:
         self._context, self._settings, self._core = context, settings, core
         self._operators, self._heartbeat, self._card = operators, heartbeat, card
-        self._files, self._disk = files, disk
+        self._files, self._disk, self._measures = files, disk, core.measures
         self._poller = zmq.Poller()
         self._data = data
         self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
@@ -150,6 +150,7 @@ class StageLoop:
             self._perform([SendControl(self._core.register())], now)
             self._register_at = now + _REGISTER_AGAIN_S
         self._perform(self._core.tick(now), now)
+        self._measures.idle_s = self._clock.idle_s
         self._heartbeat.progress.counters = self._clock.counters(self._core.store, self._core.assembly)
 
     def _receive(self, ready: Ready) -> None:
@@ -176,6 +177,7 @@ class StageLoop:
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
         read_at = time.monotonic()
+        self._measures.received.add(read_at - now, frames)
         self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
@@ -229,6 +231,7 @@ class StageLoop:
             timing = self._clock.timing(assembly.stage_index, begun, started, computed, drawn)
             self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
             self._clock.count(step, timing)
+            self._measures.computed(step, plan, timing, assembly.queue_s, assembly.is_tail)
         finally:
             self._heartbeat.progress.end()
 
@@ -260,9 +263,12 @@ class StageLoop:
                 self._exit = instruction
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
+        started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
+        written_at = time.monotonic()
+        self._measures.sent.add(written_at - started, frames)
         if isinstance(send.message, Step | StepResult):
-            self._clock.wrote(time.monotonic())  # from here on its receiver may be at work already
+            self._clock.wrote(written_at)  # from here on its receiver may be at work already
         if not self._ring.put(type(send), frames, now):
             log.error("event=ring_outbox_full")
             self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")

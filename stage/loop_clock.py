@@ -24,7 +24,7 @@ class LoopClock:
     def __init__(self) -> None:
         self._started_at = self._polled_at = self._drawn_at = time.monotonic()
         self._unread_s = self._written_s = 0.0
-        self._idle_s = self._prefill_s = self._decode_s = 0.0
+        self.idle_s = self._prefill_s = self._decode_s = 0.0
         self._plan_s = self._sample_s = self._codec_s = 0.0
         self._num_steps = self._num_prefill_tokens = self._num_decode_tokens = 0
 
@@ -35,7 +35,7 @@ class LoopClock:
         now = time.monotonic()
         has_waited = now - asked_at > _AT_ONCE_S
         self._unread_s = 0.0 if has_waited else asked_at - self._polled_at
-        self._idle_s += now - asked_at if has_waited else 0.0
+        self.idle_s += now - asked_at if has_waited else 0.0
         self._polled_at = now
         return ready
 
@@ -73,7 +73,7 @@ class LoopClock:
         """All of it by now, with what the stage holds and what its pipeline counts."""
         return StageCounters(
             uptime_s=time.monotonic() - self._started_at,
-            idle_s=self._idle_s,
+            idle_s=self.idle_s,
             num_steps=self._num_steps,
             num_prefill_tokens=self._num_prefill_tokens,
             num_decode_tokens=self._num_decode_tokens,

@@ -25,6 +25,8 @@ class PrefixCache:
         self._index = index
         self._block_size, self._block_bytes = block_size, block_bytes
         self._counted = NO_STATISTICS
+        self.num_missed_tokens = self.num_held_tokens = self.num_fetched_tokens = 0
+        """Tokens that were asked for: not to be had; held in memory; read from files for whoever asked."""
         self.numerics = b""
         self.is_enabled = True
         self.is_recording = False
@@ -102,6 +104,12 @@ class PrefixCache:
         """`length` of `limit` tokens that were asked for are held."""
         is_hit = length >= limit
         self._count(CacheStatistics(lookups=1, hits=int(is_hit), misses=int(not is_hit)))
+
+    def count_tokens(self, num_held: int = 0, num_fetched: int = 0, num_missed: int = 0) -> None:
+        """Tokens that were asked for: held in memory, read from files for this, and neither."""
+        self.num_held_tokens += num_held
+        self.num_fetched_tokens += num_fetched
+        self.num_missed_tokens += num_missed
 
     def count_restored(self, num_tokens: int, num_fetched: int = 0) -> None:
         """`num_fetched` of them came from files."""

@@ -35,6 +35,10 @@ class Entry:
     is_resting: bool = False
 
     @property
+    def num_tokens(self) -> int:
+        return len(self.token_bytes) // TOKEN_BYTES
+
+    @property
     def rank(self) -> tuple[int, int, bytes]:
         """The lowest goes first: longest unused, then deepest, so that no chain ever loses its middle.
 

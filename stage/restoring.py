@@ -43,8 +43,9 @@ class Restoring:
         if sequence.restore_limit is not None:
             token_ids = token_ids[: sequence.restore_limit]
         limit = min(last, len(token_ids))
-        is_final = not only_whole and not sequence.num_fetched
-        num_held = self._lookup(step_id, releases, token_ids, limit, is_final) if limit else 0
+        num_elsewhere = max(snapshot.num_tokens if snapshot else 0, min(limit, sequence.num_fetched))
+        counted = None if only_whole else num_elsewhere
+        num_held = self._lookup(step_id, releases, token_ids, limit, counted) if limit else 0
         num_held = max(num_held, min(limit, sequence.num_fetched))
         if snapshot and not only_whole and snapshot.num_tokens > num_held:
             return Restore(Phase.RESUME, snapshot.num_tokens, snapshot.num_tokens, snapshot.seq_id)

@@ -25,6 +25,14 @@ NO_TIME = Reading()
 """Nothing to speak of."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundTrip:
+    """A step's way around the ring: what it took, and what of that the stages do not explain."""
+
+    total_s: float
+    hops_s: float
+
+
 @dataclass(slots=True)
 class _Waiting:
     """A sequence since its last step; `since` counts while no step holds it."""
@@ -91,21 +99,25 @@ class RingClock:
         waiting.num_in_flight += 1
         return waiting.take(seq_id)
 
-    def returned(self, step_id: int, timings: Iterable[StageTiming], now: float, reading: Reading = NO_TIME) -> None:
-        """A step's result was read."""
+    def returned(
+        self, step_id: int, timings: Iterable[StageTiming], now: float, reading: Reading = NO_TIME
+    ) -> RoundTrip | None:
+        """A step's result was read; None if its launch is not known."""
         launched = self._steps.pop(step_id, None)
         if launched is None:
-            return
+            return None
         launched_at, seq_ids = launched
-        self._round_trip(now - launched_at, timings, reading)
         for seq_id in seq_ids:
             if waiting := self._waiting.get(seq_id):
                 waiting.num_in_flight -= 1
                 waiting.since, waiting.reading = now, reading
+        return self._round_trip(now - launched_at, timings, reading)
 
-    def _round_trip(self, round_trip_s: float, timings: Iterable[StageTiming], reading: Reading) -> None:
-        self.num_round_trips += 1
-        self.round_trips_s += round_trip_s
+    def _round_trip(self, total_s: float, timings: Iterable[StageTiming], reading: Reading) -> RoundTrip:
         # What may have lain unread is not the network's, as far as the round trip has time for it.
         known_s = reading.read_s + reading.unread_s + sum([timing.total_s + timing.unread_s for timing in timings])
-        self.hops_s += max(0.0, round_trip_s - known_s)
+        round_trip = RoundTrip(total_s, max(0.0, total_s - known_s))
+        self.num_round_trips += 1
+        self.round_trips_s += round_trip.total_s
+        self.hops_s += round_trip.hops_s
+        return round_trip

@@ -17,6 +17,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "chunk_tokens": (1, 8192),
     "chunk_target_s": (0.001, 60),
     "step_deadline_s": (0.1, 3600),
+    "metrics_port": (0, 65_535),
 }
 
 PRECISIONS = ("auto", "stored", "int8", "int4", "bf16", "f32")
@@ -31,9 +32,9 @@ class StageSettings:
     `kv_tokens` is the capacity of the KV pool, of which the prefix cache keeps at most `cache_tokens` that no request
     uses (None: all that is free; 0: no cache). What the cache keeps is also written to `disk_directory`, if there is
     one, up to `disk_bytes` in all, and read when a prompt wants it. Exported snapshots lie in `snapshot_directory`,
-    up to `snapshot_bytes`.
-    `chunk_tokens` bounds a step's prefill chunks; within it, they are cut so that the slowest stage takes about
-    `chunk_target_s` for them, and beside decodes no longer than for those. The conditions simulate a network.
+    up to `snapshot_bytes`. `chunk_tokens` bounds a step's prefill chunks; within it, they are cut so that the slowest
+    stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. `metrics_port` serves
+    `/metrics` on loopback (0: any free port; None: nothing). The conditions simulate a network.
 
     Raises:
         SettingsError: a value is outside its limits; the message names field, value and limit.
@@ -59,6 +60,7 @@ class StageSettings:
     chunk_tokens: int = 256
     chunk_target_s: float = 0.25
     step_deadline_s: float = 60.0
+    metrics_port: int | None = 0
     hop_condition: WireCondition | None = None
     feed_condition: WireCondition | None = None
     return_condition: WireCondition | None = None

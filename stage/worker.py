@@ -31,6 +31,7 @@ from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.ring_sockets import HIGH_WATER_MARK
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
+from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo
 from stagewire.wire.errors import ErrorCode, SettingsError
@@ -65,10 +66,12 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
-    run = secrets.randbits(63)
+    run, endpoint = secrets.randbits(63), None
     try:
         data = _bind(context, settings.bind)
-        info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT))
+        endpoint = bind_endpoint(settings.metrics_port)
+        address = endpoint.address if endpoint else ""
+        info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT), address)
         parts = _parts(settings, loaded)
         disk = _disk(settings, loaded, parts.store)
         directory = settings.snapshot_directory and Path(settings.snapshot_directory)
@@ -77,6 +80,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             loaded.backend.operators.read_block,
         )
         core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)
+        if endpoint:
+            StageWatch(info, core, parts.store, disk, settings.disk_bytes).serve(endpoint)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
             loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, files, disk)
@@ -85,6 +90,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             finally:
                 loop.close()
     finally:
+        if endpoint:
+            endpoint.close()
         context.destroy(linger=200)
 
 
@@ -139,7 +146,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[
     return socket
 
 
-def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str) -> StageInfo:
+def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: str, metrics_address: str) -> StageInfo:
     operators = loaded.backend.operators
     return StageInfo(
         stage_id=settings.stage_id,
@@ -166,6 +173,7 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
         weight_bytes=operators.weight_bytes,
         tensors_digest=loaded.tensors_digest,
         cache_blocks=_cache_blocks(settings, operators),
+        metrics_address=metrics_address,
     )
 
 

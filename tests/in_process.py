@@ -111,7 +111,7 @@ class InProcessPipeline:
                 draw_nonce=lambda: b"nonce",
                 reach=self.disks[index].reach if self.disks else reach_nothing,
             )
-            core = StageCore(_info(vocab_size), parts)
+            core = StageCore(stage_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
             cached = num_blocks if cache_blocks is None else cache_blocks
             message = Assemble(
@@ -179,7 +179,9 @@ class InProcessPipeline:
         for disk in self.disks[index : index + 1]:
             disk.pump()
         draws = assembly.draw(plan, output)
-        self._perform(index, assembly.finish_step(plan, output, draws, StageTiming(0, 1, 0.0, 0.0, 0.0), 0.0))
+        timing = StageTiming(0, 1, 0.0, 0.0, 0.0)
+        self._perform(index, assembly.finish_step(plan, output, draws, timing, 0.0))
+        self.cores[index].measures.computed(step, plan, timing, assembly.queue_s, assembly.is_tail)
         return True
 
     def _perform(self, index: int, instructions: list[Instruction]) -> None:
@@ -224,7 +226,7 @@ class InProcessPipeline:
         return decode(frames)
 
 
-def _info(vocab_size: int) -> StageInfo:
+def stage_info(vocab_size: int) -> StageInfo:
     return StageInfo(
         stage_id="s",
         run=1,

@@ -586,6 +586,23 @@ def test_a_new_connection_to_the_broker_gives_up_the_relay() -> None:
     assert client.core._links.path(EPOCH) is None
 
 
+def test_a_relay_that_was_given_up_before_its_broker_went_is_missed_all_the_same() -> None:
+    """The new broker answers pings, and knows nothing of the request; its tail may be gone with the old one."""
+    client = streaming()
+    client.on(LinkDisconnected(1))
+    client.relay(hello(2, generation=0))
+    for incarnation in (1, 2):
+        client.on(BrokerDisconnected())
+        client.on(BrokerConnected())
+        client.hear(BrokerWelcome(incarnation, ()))
+    end = client.now + SETTINGS.silence_timeout_s
+    client.hear(BrokerPong(2), end)
+    assert not [one for one in client.on(Tick(), end) if isinstance(one, DeliverEnding)]
+    client.hear(BrokerPong(2), end + 1)
+    endings = [one.ending.code for one in client.on(Tick(), end + 1) if isinstance(one, DeliverEnding)]
+    assert endings == [ErrorCode.UNREACHABLE]
+
+
 def test_a_bind_that_fails_leaves_the_relay_and_is_tried_again() -> None:
     """The hello offers nothing; a reply names nothing."""
     client = Client.__new__(Client)

@@ -25,6 +25,7 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 NOT_PACKAGES = {"tests", "bench", "docs", "build", "dist"}
 MAX_MODULE_LINES = 300
+MONITORING_FILES = {".yml", ".yaml", ".json"}
 
 
 class Arrows(NamedTuple):
@@ -38,15 +39,16 @@ class Arrows(NamedTuple):
 ARROWS = {
     "wire": Arrows(set(), {"msgpack", "numpy"}),
     "model": Arrows({"wire"}, {"numpy", "gguf"}),
-    "broker": Arrows({"wire"}, {"zmq"}),
-    "stage": Arrows({"wire", "model"}, {"zmq", "numpy", "safetensors", "torch"}),
+    "monitoring": Arrows(set(), {"prometheus_client"}),
+    "broker": Arrows({"wire", "monitoring"}, {"zmq"}),
+    "stage": Arrows({"wire", "model", "monitoring"}, {"zmq", "numpy", "safetensors", "torch"}),
     "client": Arrows({"wire"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
     "cluster": Arrows({"wire", "model", "client"}, set()),
     "cli": Arrows({"wire", "model", "broker", "stage", "client", "cluster"}, {"rich"}),
 }
 # Where only the base dependencies are installed, these import.
-BASE_PACKAGES = ("wire", "broker", "client", "cli")
+BASE_PACKAGES = ("wire", "monitoring", "broker", "client", "cli")
 
 
 def project() -> dict[str, Any]:
@@ -222,6 +224,9 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> None:
     wanted = {str(path.relative_to(ROOT)) for path in modules()}
     wanted |= {f"{package}/py.typed" for package in top_packages()} | {"wire/PROTOCOL.md"}
+    shown = {path.relative_to(ROOT) for path in (ROOT / "monitoring").rglob("*.*") if path.suffix in MONITORING_FILES}
+    assert len(shown) > 8
+    wanted |= {str(path) for path in shown}
     (wheel,) = archives.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name.removeprefix("stagewire/") for name in archive.namelist()}

@@ -301,8 +301,8 @@ def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
     """The lookup is told of them, since they come before restores."""
     asked: list[tuple[int, tuple[int, ...], int]] = []
 
-    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int, is_final: bool) -> int:
-        if is_final:
+    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int, elsewhere: int | None) -> int:
+        if elsewhere is not None:
             asked.append((step_id, tuple(releases), len(token_ids)))
         return 0
 

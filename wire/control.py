@@ -22,6 +22,7 @@ class StageInfo:
     read, `weight_bytes` of memory hold them; `tensors_digest` identifies them exactly. `kernel` names what computes;
     equal fingerprints compute equal bits whatever it is, and where `is_row_exact` they do not depend on the batch.
     `card_digest` is empty but for a first stage. At most `cache_blocks` of the KV pool rest in the prefix cache.
+    `metrics_address` is the `host:port` that serves `/metrics`, or empty.
     """
 
     stage_id: str
@@ -48,6 +49,7 @@ class StageInfo:
     weight_bytes: int
     tensors_digest: str
     cache_blocks: int
+    metrics_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
