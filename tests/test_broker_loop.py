@@ -18,7 +18,7 @@ from broker_world import FIRST, LAST, offer
 
 from stagewire.broker.loop import BrokerEndpoints, run_broker
 from stagewire.broker.settings import BrokerSettings
-from stagewire.wire.codec import BROKER, Envelope, Message, decode, decode_ring, encode
+from stagewire.wire.codec import BROKER, VERSION, Envelope, Message, decode, decode_ring, encode
 from stagewire.wire.control import (
     Assemble,
     Assembled,
@@ -60,6 +60,7 @@ from stagewire.wire.status import Status
 from stagewire.wire.tensor import Blob, TokenIds
 
 ANSWER_S = 5.0
+HEAD = b"SW" + bytes([VERSION])
 FAST = BrokerSettings(
     frontend_endpoint="tcp://127.0.0.1:*", control_endpoint="tcp://127.0.0.1:*", grace_s=0.0, stage_silence_s=1.0
 )
@@ -287,14 +288,14 @@ BAD_FRAMES: list[list[bytes]] = [
     [b""],
     [b"GET / HTTP/1.1\r\n\r\n"],
     [b"", b"", b""],
-    [b"SW\x01\x01"],
-    [b"SW\x01\xff", b"\x90"],
+    [HEAD + b"\x01"],
+    [HEAD + b"\xff", b"\x90"],
     [b"XX\x01\x01", b"\x90"],
-    [b"SW\x01\x03", b"\xc1"],
-    [b"SW\x01\x03", b"\x93" * 500],
-    [b"SW\x01\x03", b"\x90", bytes(3)],
-    [b"SW\x01\x05", b"\x90", b"one frame too many"],
-    [b"SW\x01\x05", b"\x90"] + [b""] * 100,
+    [HEAD + b"\x03", b"\xc1"],
+    [HEAD + b"\x03", b"\x93" * 500],
+    [HEAD + b"\x03", b"\x90", bytes(3)],
+    [HEAD + b"\x05", b"\x90", b"one frame too many"],
+    [HEAD + b"\x05", b"\x90"] + [b""] * 100,
 ]
 
 
@@ -317,7 +318,7 @@ def test_bad_bytes_are_answered_on_both_links_and_everybody_else_goes_on(
 def test_another_protocol_version_is_answered_in_ours(sockets: Sockets, broker: RunningBroker) -> None:
     stranger = Connection(sockets, broker.endpoints.frontend)
     head, body = encode(ClientHello("c", b"n", None))
-    stranger.socket.send_multipart([struct.pack("<2sBB", b"SW", 2, bytes(head)[3]), body])
+    stranger.socket.send_multipart([struct.pack("<2sBB", b"SW", VERSION + 1, bytes(head)[3]), body])
     assert stranger.expect(BadMessage).code is ErrorCode.PROTOCOL_VERSION
 
 
@@ -335,7 +336,7 @@ def test_a_request_with_bad_parameters_is_refused_by_name(sockets: Sockets, brok
 
 def test_an_oversized_body_is_refused(sockets: Sockets, broker: RunningBroker) -> None:
     stranger = Connection(sockets, broker.endpoints.control)
-    stranger.socket.send_multipart([b"SW\x01\x3c", bytes(9 * 1024 * 1024)])
+    stranger.socket.send_multipart([HEAD + b"\x3c", bytes(9 * 1024 * 1024)])
     assert stranger.expect(BadMessage).code is ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -356,7 +357,7 @@ def test_a_frame_beyond_every_limit_costs_its_sender_the_connection_only(
 ) -> None:
     client = client_of(sockets, broker)
     sender = Connection(sockets, broker.endpoints.frontend)
-    sender.socket.send_multipart([b"SW\x01\x09", bytes(65 * 1024 * 1024)])
+    sender.socket.send_multipart([HEAD + b"\x09", bytes(65 * 1024 * 1024)])
     assert is_alive(client)
     sender.socket.setsockopt(zmq.RCVTIMEO, 200)
     with pytest.raises(zmq.Again):

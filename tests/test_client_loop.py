@@ -16,7 +16,7 @@ import zmq
 from client_peers import CLIENT, EPOCH, WAIT_S, Broker, Context, Tail, dispatched, length, tails_context
 
 from stagewire.client import Client, ClientSettings, ErrorCode, FinishReason, Generation, RequestRefused, StagewireError
-from stagewire.wire.codec import Message, decode
+from stagewire.wire.codec import VERSION, Message, decode
 from stagewire.wire.frontend import (
     BrokerWelcome,
     Cancel,
@@ -268,7 +268,7 @@ def test_an_identity_in_use_ends_everything_with_its_reason(broker: Broker) -> N
 def test_a_broker_of_another_version_is_named(broker: Broker) -> None:
     """Nothing is guessed."""
     broker.on_hello = lambda _hello: BrokerWelcome(1, ())
-    head, body = b"SW\x02\x14", b"\x92\x01\x90"
+    head, body = b"SW\x63\x14", b"\x92\x01\x90"
     with Client(settings=ClientSettings(endpoint=broker.endpoint, client_id=CLIENT)) as client:
         generation = generate(client)
         broker.expect(ClientHello)
@@ -281,7 +281,11 @@ def test_a_broker_of_another_version_is_named(broker: Broker) -> None:
 def test_bad_bytes_from_the_broker_change_nothing(context: Context, broker: Broker, client: Client) -> None:
     """They are counted and logged."""
     client.connect()
-    for frames in ([b""], [b"SW\x01\xff", b"\xc0"], [b"SW\x01\x16", b"\xff" * 100]):
+    for frames in (
+        [b""],
+        [b"SW" + bytes([VERSION]) + b"\xff", b"\xc0"],
+        [b"SW" + bytes([VERSION]) + b"\x16", b"\xff" * 100],
+    ):
         broker.send_frames(frames)
     generation = generate(client)
     tail, _ = linked(context, broker)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from stagewire.wire import frontend, returns, ring, status
 from stagewire.wire.codec import (
+    VERSION,
     Envelope,
     Message,
     decode,
@@ -26,6 +27,7 @@ from stagewire.wire.codec import (
 )
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
+from stagewire.wire.reference import layout_digest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.schema import codec_of
 from stagewire.wire.tensor import Blob, DType, Tensor, TokenIds
@@ -132,21 +134,26 @@ def test_well_formed_bodies_of_the_wrong_shape_raise_only_the_protocol_error(
 ) -> None:
     """Valid msgpack under a valid head reaches the field checks, and no further."""
     with suppress(ProtocolError):
-        decode([b"SW\x01" + bytes([kind]), msgpack.packb(body), *payloads])
+        decode([b"SW" + bytes([VERSION, kind]), msgpack.packb(body), *payloads])
 
 
 def test_another_version_is_named() -> None:
     """The code says that only the version differs, and the text says which."""
     head, *rest = encode(frontend.ClientBye())
-    with pytest.raises(ProtocolError, match="version 9; this side speaks 1") as error:
+    with pytest.raises(ProtocolError, match=f"version 9; this side speaks {VERSION}") as error:
         decode([b"SW\x09" + bytes(head)[3:], *rest])
     assert error.value.code is ErrorCode.PROTOCOL_VERSION
+
+
+def test_a_layout_never_changes_under_the_same_version() -> None:
+    """Or an old process and a new one would misread each other, and nobody would say why."""
+    assert (VERSION, layout_digest()) == (2, "65df327f771c099b"), "raise VERSION, then write the new digest here"
 
 
 def test_an_oversized_body_is_named() -> None:
     """A body beyond the limit is refused before it is parsed."""
     with pytest.raises(ProtocolError) as error:
-        decode([b"SW\x01\x06", bytes(9 * 1024 * 1024)])
+        decode([b"SW" + bytes([VERSION, 6]), bytes(9 * 1024 * 1024)])
     assert error.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 
