@@ -21,7 +21,8 @@ class TimeParts:
         queue_s: by head and stages: waiting for its next step, and for a stage to be free. What may have lain unread at
             a busy stage counts here, as far as nothing else explains the time.
         paused_s: by the head: the caller did not take its tokens.
-        restore_s, prefill_s: by the tail: steps that took a prefix from the caches, and that computed the prompt.
+        restore_s, prefill_s: by the tail: steps that took a prefix from the caches, and that computed the prompt; by
+            the head, in `restore_s`, waiting until stages had read files.
         compute_s: by each stage, head first: forward passes of the steps that brought a token; then, of the same steps,
             `plan_s`, making ready; `sample_s`, drawing; `codec_s`, messages to frames and back.
         hops_s: by the tail: what its round trips took beyond all that, so the links between stages.

@@ -157,11 +157,13 @@ class HeadCore:
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request, now)
         self.clock.arrived(sequence.seq_id, now)
+        self.clock.fetching(sequence.seq_id, sequence.is_fetching, now)
         self._measures.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request.snapshot and request.snapshot.file is not None:
             self._importing[sequence.seq_id] = sequence
+            self.clock.fetching(sequence.seq_id, True, now)
             return [self._acknowledge(request), *self.snapshots.start_import(sequence, request.snapshot.file, now)]
         elif not sequence.token_ids:
             self._finish(sequence, FinishReason.LENGTH)
@@ -221,6 +223,7 @@ class HeadCore:
         """All stages are through with an order, or it took too long."""
         if wait.order.action is FileAction.EXPORT:
             return [*self.snapshots.finish_parts(wait, now)]
+        self.clock.fetching(wait.order.seq_id, False, now)
         failed = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
         if failed and wait.code and wait.order.action is FileAction.IMPORT:
             self._finish(failed, FinishReason.FAILED, wait.code, wait.detail)

@@ -40,14 +40,18 @@ class _Waiting:
     since: float
     num_in_flight: int = 0
     is_paused: bool = False
+    is_fetching: bool = False
     queue_s: float = 0.0
     paused_s: float = 0.0
+    fetch_s: float = 0.0
     reading: Reading = NO_TIME
 
     def settle(self, now: float) -> None:
         """Book the time up to now."""
         if not self.num_in_flight:
-            if self.is_paused:
+            if self.is_fetching:
+                self.fetch_s += now - self.since
+            elif self.is_paused:
                 self.paused_s += now - self.since
             else:
                 self.queue_s += now - self.since
@@ -55,8 +59,9 @@ class _Waiting:
 
     def take(self, seq_id: int) -> Wait:
         """What it has waited; it begins anew."""
-        wait = Wait(seq_id, self.queue_s, self.paused_s, self.reading.read_s, self.reading.unread_s)
-        self.queue_s, self.paused_s, self.reading = 0.0, 0.0, NO_TIME
+        waits = (self.queue_s, self.paused_s, self.reading.read_s, self.reading.unread_s, self.fetch_s)
+        wait = Wait(seq_id, *waits)
+        self.queue_s, self.paused_s, self.fetch_s, self.reading = 0.0, 0.0, 0.0, NO_TIME
         return wait
 
 
@@ -81,6 +86,12 @@ class RingClock:
         if waiting := self._waiting.get(seq_id):
             waiting.settle(now)
             waiting.is_paused = is_paused
+
+    def fetching(self, seq_id: int, is_fetching: bool, now: float) -> None:
+        """Stages begin to read files for it, or have read them."""
+        if waiting := self._waiting.get(seq_id):
+            waiting.settle(now)
+            waiting.is_fetching = is_fetching
 
     def gone(self, seq_id: int) -> None:
         """The sequence has ended."""

@@ -118,7 +118,9 @@ class TimeAccount:
             self._spent[timing.stage_index].add(timing)
         waited_s, read_s, unread_s = 0.0, self._result_s, cost.unread_s
         if wait is not None:
-            waited_s, read_s, unread_s = wait.queue_s + wait.paused_s, read_s + wait.read_s, unread_s + wait.unread_s
+            waited_s = wait.queue_s + wait.paused_s + wait.fetch_s
+            read_s, unread_s = read_s + wait.read_s, unread_s + wait.unread_s
+            self._restore_s += wait.fetch_s
             self._queue_s += wait.queue_s
             self._paused_s += wait.paused_s
         self._is_first, self._is_prefill = self._last_at is None, last.phase is Phase.PREFILL

@@ -45,6 +45,18 @@ def test_while_its_client_does_not_read_it_is_paused_and_not_queued() -> None:
     assert clock.launched(step(2, 1), 7.5).waits == (Wait(1, 0.5, 5.0, 0.0, 0.0),)
 
 
+def test_while_stages_read_files_for_it_it_is_not_queued_either() -> None:
+    """Before its first step, whether its client reads or not."""
+    clock = RingClock()
+    clock.arrived(1, 0.0)
+    clock.fetching(1, True, 0.0)
+    clock.paused(1, True, 1.0)
+    clock.fetching(1, False, 2.0)
+    clock.paused(1, False, 2.5)
+    clock.fetching(9, False, 2.5)
+    assert clock.launched(step(1, 1), 3.0).waits == (Wait(1, 0.5, 0.5, 0.0, 0.0, 2.0),)
+
+
 def test_each_sequence_has_its_own_wait_and_one_that_has_ended_none() -> None:
     clock = RingClock()
     clock.arrived(1, 0.0)
