@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Wait:
     """What a sequence waited at the head before this step, while no other step held it; on the head's clock.
 
-    In `paused_s` its client did not read, in `fetch_s` stages read files for it. Before that the head read the result of its last step, in `read_s`, and
-    before that, `unread_s` at most, this lay unread while the head computed another step.
+    In `paused_s` its client did not read, in `fetch_s` stages read files for it. Before that the head read the result
+    of its last step, in `read_s`, and before that, `unread_s` at most, this lay unread while the head computed another
+    step.
     """
 
     seq_id: int
