@@ -88,15 +88,17 @@ class Assembly:
 
     # --- dissolving ---
 
-    def break_up(self, pipeline: Pipeline, code: ErrorCode, detail: str, now: float) -> None:
-        """End the epoch; its requests end when it is fenced."""
+    def break_up(
+        self, pipeline: Pipeline, code: ErrorCode, detail: str, now: float, is_counted: bool = True
+    ) -> None:  # fmt: skip
+        """End the epoch; its requests end when it is fenced. `is_counted` among those that this broker has lost."""
         if pipeline.state is PipelineState.DISSOLVING:
             return
         if pipeline.is_serving:
             self._state.out.append(CloseFeed(pipeline.epoch))
         pipeline.machine.fire(PipelineTrigger.BROKEN)
         pipeline.code, pipeline.detail = code, detail
-        self._state.measures.lost_epochs[code] += 1
+        self._state.measures.lost_epochs[code] += is_counted
         pipeline.cancels.clear()
         self._state.note("dissolving", epoch=pipeline.epoch, code=code.value, detail=repr(detail))
         self._wait_for_all(pipeline, now)

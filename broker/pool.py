@@ -107,6 +107,9 @@ def defect_of(info: StageInfo) -> tuple[ErrorCode, str] | None:
     for name in ("stage_id", "model_name", "model_digest"):
         if not 1 <= len(getattr(info, name)) <= MAX_NAME_CHARS:
             return ErrorCode.INVALID_SETTING, f"{name} must have 1 to {MAX_NAME_CHARS} characters"
+    for name in ("stage_id", "model_name", "precision", "kernel", "device"):
+        if not getattr(info, name).isprintable():
+            return ErrorCode.INVALID_SETTING, f"{name} must have printable characters only"
     if not is_loopback(info.data_endpoint):
         detail = f"data_endpoint={info.data_endpoint:.80}: must be tcp://127.0.0.1:PORT"
         return ErrorCode.INVALID_SETTING, detail

@@ -20,20 +20,25 @@ from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotO
 _WAIT_S = 2.0
 _EXPORT_S = 65.0
 _MAX_QUESTIONS = 256
+_MAX_OF_PEER = 32
 _Report = CacheReport | SnapshotReport
 
 
 @dataclass(slots=True)
 class _Question:
-    """`reports` by the stage's name; `answer` makes of them, and of who is silent, what the client gets."""
+    """`reports` by the stage's name; `answer` makes of them, and of who is silent, what the client gets.
+
+    `waiting` are the stages that have still to answer, with the `run` of each; `gone` will never.
+    """
 
     peer: Peer
     deadline: float
-    waiting: set[str]
+    waiting: dict[str, int]
     client_id: str
     order: SnapshotOrder | None
     answer: Callable[[Sequence[_Report], tuple[str, ...]], Message]
     reports: dict[str, _Report] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
 
 
 class StageQuestions:
@@ -83,11 +88,14 @@ class StageQuestions:
         client_id: str = "",
         order: SnapshotOrder | None = None,
     ) -> None:
-        """Beyond the limit the oldest question is answered with what there is."""
+        """Beyond a limit the oldest question, of this client or of all, is answered with what there is."""
+        own = [number for number, question in self._open.items() if question.peer == peer]
+        if len(own) >= _MAX_OF_PEER:
+            self._answer(own[0])
         while len(self._open) >= _MAX_QUESTIONS:
             self._answer(next(iter(self._open)))
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        names = {stage.info.stage_id for stage in stages}
+        names = {stage.info.stage_id: stage.info.run for stage in stages}
         self._open[ticket] = _Question(peer, deadline, names, client_id, order, answer)
         for stage in stages:
             self._state.to_stage(stage, question(ticket))
@@ -101,14 +109,23 @@ class StageQuestions:
             if isinstance(report, SnapshotReport) and stage.epoch:
                 for item in report.items:
                     self._state.sessions.saw(snapshot_key(question.client_id, item.name), stage.epoch)
-            question.waiting.discard(stage_id)
+            del question.waiting[stage_id]
             question.reports[stage_id] = report
             self._answer_if_complete(report.ticket)
 
     def expire(self, now: float) -> None:
-        """Whoever has waited too long hears who was silent."""
+        """Whoever has waited too long, or waits for a stage that is lost, hears who was silent."""
+        for number, question in [*self._open.items()]:
+            for stage_id in [one for one, run in question.waiting.items() if self._is_gone(one, run)]:
+                del question.waiting[stage_id]
+                question.gone.add(stage_id)
+            self._answer_if_complete(number)
         for ticket in [ticket for ticket, question in self._open.items() if now >= question.deadline]:
             self._answer(ticket)
+
+    def _is_gone(self, stage_id: str, run: int) -> bool:
+        stage = self._state.pool.get(stage_id)
+        return stage is None or stage.info.run != run
 
     def _answer_if_complete(self, ticket: int) -> None:
         if not self._open[ticket].waiting:
@@ -117,7 +134,7 @@ class StageQuestions:
     def _answer(self, ticket: int) -> None:
         question = self._open.pop(ticket)
         reports = [question.reports[stage_id] for stage_id in sorted(question.reports)]
-        self._state.answer(question.peer, question.answer(reports, tuple(sorted(question.waiting))))
+        self._state.answer(question.peer, question.answer(reports, tuple(sorted({*question.waiting, *question.gone}))))
 
     def check_invariants(self) -> None:
         assert len(self._open) <= _MAX_QUESTIONS
@@ -129,9 +146,12 @@ def _joined(order: SnapshotOrder, reports: Sequence[SnapshotReport], silent: tup
     items = tuple(item for report in reports for item in report.items)
     failures = [report for report in reports if report.code]
     worst = min(failures, key=lambda report: report.code is ErrorCode.SNAPSHOT_NOT_FOUND, default=None)
-    is_done = len(failures) < len(reports) or silent
-    if worst and worst.code is ErrorCode.SNAPSHOT_NOT_FOUND and is_done:
-        worst = None
-    if not reports and not silent and order.action in (SnapshotAction.RENAME, SnapshotAction.EXPORT):
+    if len(failures) < len(reports) and worst and worst.code is ErrorCode.SNAPSHOT_NOT_FOUND:
+        worst = None  # another pipeline had it
+    must_be_done = order.action in (SnapshotAction.RENAME, SnapshotAction.EXPORT)
+    if must_be_done and silent and len(failures) == len(reports):
+        detail = f"{', '.join(silent)} did not answer: it may be done, or not"
+        return Snapshots(order, items, silent, ErrorCode.STAGE_LOST, detail)
+    if must_be_done and not reports:
         return Snapshots(order, (), (), ErrorCode.NO_PIPELINE, "no pipeline is there to ask")
     return Snapshots(order, items, silent, worst.code if worst else None, worst.detail if worst else "")

@@ -103,7 +103,9 @@ class Registration:
             pipeline.introduced.add(running.client_id)
         if self._state.collecting:
             return report.epoch
-        self._assembly.break_up(pipeline, ErrorCode.STAGE_LOST, "it registered too late to be adopted", now)
+        # Whatever it was, its loss was counted when it was lost, or by another broker.
+        detail = "it registered too late to be adopted"
+        self._assembly.break_up(pipeline, ErrorCode.STAGE_LOST, detail, now, is_counted=False)
         return None
 
     # --- living and leaving ---
@@ -114,7 +116,9 @@ class Registration:
             if not (stage and stage.challenger and stage.challenger.message.info.run == message.run):
                 self._state.answer(peer, WhoAreYou())
             return
-        stage.heard_at, stage.step_age_s, stage.counters = now, message.step_age_s, message.counters
+        stage.heard_at, stage.step_age_s = now, message.step_age_s
+        if message.counters is None or message.counters.is_sound:
+            stage.counters = message.counters
         if stage.peer is None:
             self._state.answer(peer, WhoAreYou())
         if stage.challenger:

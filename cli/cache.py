@@ -18,7 +18,7 @@ examples:
   stagewire cache stats --json
   stagewire cache clear
 
-`clear` forgets what no running request uses; requests that run keep what they have.
+`clear` forgets what no running request uses; requests that run keep what they have. Files of --disk-directory stay.
 """
 
 
@@ -49,9 +49,9 @@ def _line(stage: StageCache, is_clear: bool) -> str:
     told, kept = stage.statistics, stage.num_cached_blocks
     return (
         f"{stage.stage_id}: keeps {kept * size} tokens ({_megabytes(stage, kept)}) of at most "
-        f"{stage.max_cached_blocks * size}, {stage.num_used_blocks * size} are in use; "
-        f"{told.hits} hits, {told.misses} misses; "
-        f"{told.restored_tokens} tokens restored, {told.recorded_tokens} recorded, "
+        f"{stage.max_cached_blocks * size}; requests use {stage.num_used_blocks * size}; "
+        f"lookups: {told.hits} hits, {told.misses} misses; "
+        f"tokens: {told.restored_tokens} restored, {told.recorded_tokens} recorded, "
         f"{told.evicted_blocks * size} given up{_files(stage.disk)}"
     )
 

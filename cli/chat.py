@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
-from stagewire.cli.generate import add_answer_flags
+from stagewire.cli.generate import add_answer_flags, warn_of_cut
 from stagewire.cli.sampling import sampling_of
 from stagewire.wire.errors import RequestFailed, RequestRefused
 
@@ -69,6 +69,7 @@ def _turn(session: Session, messages: list[dict[str, str]], options: argparse.Na
             for token in generation:
                 said.append(token.text)
                 print(token.text, end="", flush=True)
+            warn_of_cut(generation, options.max_tokens)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except (RequestRefused, RequestFailed) as error:

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         with client.session().generate(
             messages=messages, sampling=sampling, max_tokens=options.max_tokens
         ) as generation:
-            stream(generation)
+            stream(generation, options.max_tokens)
         print("\n".join(["", *report(status, generation.result)]), flush=True)
     print("all processes stopped")
     return 0

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
+from stagewire.cli.terminal import interrupt_on_sigterm
+from stagewire.wire.request import FinishReason
 
 if TYPE_CHECKING:
     from stagewire.client import Generation, Result, Session, Timings
@@ -54,12 +56,13 @@ def add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    interrupt_on_sigterm()  # so that whoever ends this command ends its request, too
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     with connect(options) as client, _start(client.session(), prompt, options) as generation:
         if options.json:
             print(json.dumps(as_object(finished(generation))))
         else:
-            stream(generation)
+            stream(generation, options.max_tokens)
         if options.timings:
             print("\n".join(timing_table(generation.result.timings)), file=sys.stderr)
     return 0
@@ -74,11 +77,18 @@ def _start(session: Session, prompt: str, options: argparse.Namespace) -> Genera
     return session.generate(messages=messages, sampling=sampling, max_tokens=options.max_tokens, stop=options.stop)
 
 
-def stream(generation: Generation) -> None:
+def stream(generation: Generation, max_tokens: int | None) -> None:
     """Print an answer's text as it comes, and a line end."""
     for token in generation:
         print(token.text, end="", flush=True)
     print(flush=True)
+    warn_of_cut(generation, max_tokens)
+
+
+def warn_of_cut(generation: Generation, max_tokens: int | None) -> None:
+    """Say on stderr if an answer was cut off where nobody had asked for it."""
+    if max_tokens is None and generation.result.finish_reason is FinishReason.LENGTH:
+        print("cut off: the context, or the KV memory of the stages (--kv-tokens), is full", file=sys.stderr)
 
 
 def finished(generation: Generation) -> Result:

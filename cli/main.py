@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        options = build_parser(command).parse_args(arguments)
+        options = parsed(arguments, command)
         code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -59,6 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not MissingExtra.explains(error):
             raise
         return report(MissingExtra(error), command, "--json" in arguments)
+
+
+def parsed(arguments: list[str], command: str | None) -> argparse.Namespace:
+    """Options may stand anywhere among a command's own words."""
+    parser, chosen = _parsers(command)
+    if chosen is not None and arguments[0] == command:
+        return chosen.parse_intermixed_args(arguments[1:])
+    return parser.parse_args(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -76,6 +84,12 @@ class _Version(argparse.Action):
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """The whole parser, with options for `command` only: the others are named but not imported."""
+    return _parsers(command)[0]
+
+
+def _parsers(command: str | None) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser | None]:
+    """The whole parser, and that of `command` if there is such a one."""
+    chosen = None
     parser = _Parser(
         prog="stagewire", description=_DESCRIPTION, epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
@@ -91,4 +105,5 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             subparser.description, subparser.epilog = module.__doc__, module.EXAMPLES
             module.configure(subparser)
             subparser.set_defaults(run=module.run)
-    return parser
+            chosen = subparser
+    return parser, chosen

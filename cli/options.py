@@ -57,7 +57,8 @@ def _add(
     text: str,
 ) -> None:
     default = field.default
-    shown = "" if default in (None, dataclasses.MISSING) else f"(default: {default})"
+    is_told = default in (None, dataclasses.MISSING) or "(default" in text
+    shown = "" if is_told else f"(default: {default})"
     parser.add_argument(
         f"--{field.name.replace('_', '-')}", type=_reader(hint, default), default=argparse.SUPPRESS,
         metavar=field.name.rpartition("_")[2].upper(), help=f"{text} {shown}".strip().replace("%", "%%"),

@@ -12,7 +12,7 @@ from stagewire.wire.errors import SettingsError
 
 if TYPE_CHECKING:
     from stagewire.cluster.local import LocalCluster
-    from stagewire.cluster.spec import BrokerSpec
+    from stagewire.cluster.spec import BrokerSpec, StageLimits
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,11 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--split", action="append", metavar="RANGES",
         help="cut it at will, as in 0:12,12:30; again for another pipeline of another cut",
     )  # fmt: skip
-    parser.add_argument("--replicas", type=int, default=1, metavar="R", help="how many of each pipeline")
     parser.add_argument(
-        "--threads", type=_numbers, metavar="T", help="CPU threads of each stage; or one each, as in 4,2"
+        "--replicas", type=int, default=1, metavar="R", help="how many of each pipeline (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=_numbers, metavar="T", help="CPU threads of each stage (default: 1); or one each, as in 4,2"
     )
     parser.add_argument("--device", type=_names, metavar="D", help="cpu, or cuda:0; or one each, as in cuda:0,cpu")
     parser.add_argument("--precision", metavar="P", choices=PRECISIONS, help="of weights: %(choices)s (default: auto)")
@@ -43,14 +45,21 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "hop=delay=10ms,bandwidth=100mbit,jitter=1ms; may be given again",
     )  # fmt: skip
     memory = parser.add_argument_group("memory of each stage")
-    memory.add_argument("--kv-tokens", type=int, metavar="N", help="tokens whose keys and values fit")
+    memory.add_argument("--kv-tokens", type=int, metavar="N", help="tokens whose keys and values fit (default: 32768)")
     memory.add_argument(
         "--cache-tokens", type=int, metavar="N", help="of these, as many may stay in the prefix cache; 0: no cache"
     )
     memory.add_argument(
         "--disk-directory", metavar="DIR", help="also keep the cache in files there, for later and for the next start"
     )
+    memory.add_argument("--disk-bytes", type=int, metavar="N", help="how much that directory may hold (default: 4 GiB)")
     memory.add_argument("--snapshot-directory", metavar="DIR", help="where snapshots are exported to and imported from")
+    memory.add_argument(
+        "--snapshot-bytes", type=int, metavar="N", help="how much that directory may hold (default: 16 GiB)"
+    )
+    memory.add_argument(
+        "--max-sequences", type=int, metavar="N", help="as many requests may run at a time (default: 64)"
+    )
     parser.add_argument("--no-metrics", action="store_true", help="serve no metrics, in no process")
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
 
@@ -75,9 +84,14 @@ def planned_cluster(
         kv_tokens=options.kv_tokens,
         cache_tokens=options.cache_tokens,
         disk_directory=disk,
+        disk_bytes=options.disk_bytes,
         snapshot_directory=snapshots,
-        metrics_port="off" if options.no_metrics else None,
+        snapshot_bytes=options.snapshot_bytes,
+        max_sequences=options.max_sequences,
     )
+    _check(limits, options.threads)
+    if options.no_metrics:
+        limits = replace(limits, metrics_port="off")
     return LocalCluster(
         options.model,
         stages=options.stages,
@@ -92,6 +106,21 @@ def planned_cluster(
         log_dir=None if options.log_dir is None else Path(options.log_dir),
         progress=progress,
     )
+
+
+def _check(limits: StageLimits, threads: int | list[int] | None) -> None:
+    """Before any process is started.
+
+    Raises:
+        SettingsError: a stage would not take one of these.
+    """
+    from dataclasses import asdict
+
+    from stagewire.stage.settings import StageSettings
+
+    given = {name: value for name, value in asdict(limits).items() if value is not None}
+    for count in threads if isinstance(threads, list) else [1 if threads is None else threads]:
+        StageSettings(model="any", control_endpoint="tcp://127.0.0.1:1", threads=count, **given)
 
 
 def _names(text: str) -> str | list[str]:

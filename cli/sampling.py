@@ -11,7 +11,8 @@ from stagewire.wire.sampling import SamplingParams
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     described = {
-        "temperature": "0, the default here, takes the most likely token; 1 draws as the model would",
+        "temperature": "0 takes the most likely token; only above it do --top-k, --top-p, --min-p and --seed matter; "
+        "1 draws as the model would (default here: 0)",
         "top_k": "draw from the K most likely tokens; 0 is off",
         "top_p": "draw from the most likely tokens that reach this probability together",
         "min_p": "drop tokens less likely than this share of the most likely one",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  stagewire snapshot save rules "You are a helpful assistant. Answer in one sentence."
+  stagewire snapshot save rules --system "You are a helpful assistant. Answer in one sentence."
+  stagewire snapshot save tale "Once upon a time there was a king."
   stagewire snapshot list
   stagewire snapshot describe rules --json
   stagewire snapshot rename rules short-rules
@@ -27,10 +28,13 @@ examples:
   stagewire snapshot import rules rules-v1
   stagewire snapshot free rules
 
-`save` takes the text as it is, without a chat template. Snapshots belong to a client: `--client-id` says which, and
-only one client of a name can be there at a time. They last as long as the pipeline that holds them. `export` has every
-stage write a file into its --snapshot-directory (of `stagewire up` and `stagewire stage`); `import` brings that back,
-later, for any client, and into any pipeline with the same model, precision and cut.
+`save` takes the text as it is; with --system, as the system message of chats and of `generate --system`. A name that
+is taken is replaced. "decodes at once": a prompt that is equal gets its first token without any computing.
+
+Snapshots belong to a client: `--client-id` says which, and only one client of a name can be there at a time. They last
+as long as the pipeline that holds them. `export` has every stage write a file into its --snapshot-directory (of
+`stagewire up` and `stagewire stage`); `import` brings that back, later, for any client, and into any pipeline with the
+same model, precision and cut.
 """
 
 _WORDS = {
@@ -51,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--client-id", metavar="NAME", default="stagewire-cli", help="whose snapshots (default: %(default)s)"
     )
+    parser.add_argument("--system", action="store_true", help="with save: the prompt is a chat's system message")
     add_endpoint_flag(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
@@ -65,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _perform(client: Client, options: argparse.Namespace) -> Snapshots:
     match options.action:
+        case "save" if options.system:
+            client.session().snapshot(options.name, messages=[{"role": "system", "content": options.value}])
         case "save":
             client.session().snapshot(options.name, options.value)
         case "import":

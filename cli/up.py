@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from stagewire.cli.endpoint import DEFAULT_ENDPOINT
 from stagewire.cli.plan import add_plan_flags, planned_cluster
 from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
+from stagewire.wire.errors import SettingsError
 
 if TYPE_CHECKING:
     from stagewire.cluster.local import LocalCluster
@@ -27,10 +28,11 @@ examples:
   stagewire up --kv-tokens 65536 --disk-directory ~/.cache/stagewire/kv
   stagewire up --wire-condition hop=delay=10ms,bandwidth=100mbit
 
-A process that ends by itself is started again, three times at most.
+A process that ends by itself is started again, three times at most; the fourth time all stop. Logs: --log-dir.
 """
 _MAX_RESTARTS = 3
 _LOOK_S = 0.5
+_MAX_PORT = 65_533
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _broker(frontend_port: int) -> BrokerSpec:
+    if not 0 <= frontend_port <= _MAX_PORT:
+        raise SettingsError(f"frontend_port={frontend_port}: must be between 0 and {_MAX_PORT}; two more follow it")
     from stagewire.cluster.spec import BrokerSpec
 
     ports = (frontend_port, frontend_port + 1) if frontend_port else ("*", "*")

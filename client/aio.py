@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from stagewire.client.answer import Answer
 from stagewire.client.client import Client
 from stagewire.client.delivery import Finished, QueueSink, Tokens
-from stagewire.client.prompt import Message, Prompt, prompt_of
+from stagewire.client.prompt import Message, Prompt, prompt_of, snapshot_prompt
 from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
@@ -268,11 +268,8 @@ class AsyncSession:
         prompt_token_ids: Sequence[int] | None = None,
     ) -> int:
         """See `Session.snapshot`."""
-        wish = SnapshotWish(name)
-        given = await self.generate(
-            text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
-        )
-        async with given as generation:
+        prompt = snapshot_prompt(name, text, messages, prompt_token_ids)
+        async with await self._client.start(prompt, self.session_id, self._model) as generation:
             return kept_tokens(await generation.wait(), name)
 
     async def import_snapshot(self, name: str, file: str) -> int:

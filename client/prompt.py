@@ -39,11 +39,18 @@ class Prompt:
     detokenize: bool
     snapshot: SnapshotWish | None
     restore: str | None
+    add_generation_prompt: bool = True
 
     def __post_init__(self) -> None:
         given = [self.text, self.messages, self.prompt_token_ids]
         if sum(value is not None for value in given) != 1:
             raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
+        if (
+            self.snapshot
+            and self.snapshot.file is not None
+            and (self.prompt_token_ids is None or self.prompt_token_ids)
+        ):
+            raise RequestRefused("a snapshot from a file has its own prompt; give prompt_token_ids=[]")
         if self.max_tokens is not None and (type(self.max_tokens) is not int or not 0 <= self.max_tokens <= MAX_TOKENS):
             raise RequestRefused(f"max_tokens={self.max_tokens!r:.80} is not an integer in [0, {MAX_TOKENS}]")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
@@ -71,7 +78,8 @@ class Prompt:
         from stagewire.client.text.template import ChatTemplate  # noqa: PLC0415  needs the extra `text`
 
         assert self.messages is not None
-        rendered = ChatTemplate(card).render([_message(message) for message in self.messages])
+        messages = [_message(message) for message in self.messages]
+        rendered = ChatTemplate(card).render(messages, self.add_generation_prompt)
         return tokenizer.encode(rendered, parse_special=True)
 
     def request(self, session_id: str, model: str | None, token_ids: list[int]) -> Generate:
@@ -101,6 +109,21 @@ class Prompt:
         return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop))
 
 
+def snapshot_prompt(
+    name: str, text: str | None, messages: Sequence[Message] | None, prompt_token_ids: Sequence[int] | None
+) -> Prompt:
+    """What is computed to be kept: of messages, the beginning of every conversation that begins with them.
+
+    Raises:
+        RequestRefused: as `prompt_of`; there is nothing to keep.
+    """
+    if not text and not messages and not prompt_token_ids:
+        raise RequestRefused("there is nothing to keep: the prompt is empty")
+    return prompt_of(
+        text, messages, prompt_token_ids, None, 0, (), (), False, False, SnapshotWish(name), None, False
+    )  # fmt: skip
+
+
 def prompt_of(
     text: str | None,
     messages: Sequence[Message] | None,
@@ -113,8 +136,11 @@ def prompt_of(
     detokenize: bool,
     snapshot: SnapshotWish | None,
     restore: str | None,
+    add_generation_prompt: bool = True,
 ) -> Prompt:
     """The arguments of `generate` with their defaults filled in.
+
+    Messages end where the model's answer begins if `add_generation_prompt`, else where more messages may follow.
 
     Raises:
         RequestRefused: INVALID_REQUEST, naming what is wrong.
@@ -134,6 +160,7 @@ def prompt_of(
         detokenize=detokenize,
         snapshot=snapshot,
         restore=restore,
+        add_generation_prompt=add_generation_prompt,
     )
 
 

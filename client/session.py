@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagewire.client.generation import Generation
-from stagewire.client.prompt import Message, prompt_of
+from stagewire.client.prompt import Message, prompt_of, snapshot_prompt
 from stagewire.client.result import kept_tokens
 from stagewire.wire.request import SnapshotWish
 from stagewire.wire.sampling import SamplingParams
@@ -72,17 +72,15 @@ class Session:
     ) -> int:
         """Compute a prompt and keep it on all stages under `name` until it is freed; returns its length in tokens.
 
-        It lasts as long as the pipeline does. Any prompt that begins with it finds it there.
+        It lasts as long as the pipeline does. Any prompt that begins with it finds it there; `messages` are kept
+        without the beginning of an answer, so that conversations that begin with them do.
 
         Raises:
             RequestRefused: as `generate`; SNAPSHOT_LIMIT, too much is kept already.
             RequestFailed: it could not be computed, or not be kept on all stages.
         """
-        wish = SnapshotWish(name)
-        given = self.generate(
-            text, messages=messages, prompt_token_ids=prompt_token_ids, max_tokens=0, snapshot=wish
-        )  # fmt: skip
-        with given as generation:
+        prompt = snapshot_prompt(name, text, messages, prompt_token_ids)
+        with self._client.start(prompt, self.session_id, self._model) as generation:
             return kept_tokens(generation.wait(), name)
 
     def import_snapshot(self, name: str, file: str) -> int:

@@ -20,7 +20,7 @@ from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.condition import WireCondition
-from stagewire.wire.errors import ClusterError, StagewireError
+from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError, StagewireError
 from stagewire.wire.status import Status
 
 Progress = Callable[[str], None]
@@ -151,7 +151,11 @@ class LocalCluster:
         assert self._scratch is not None, "the cluster has not been started"
         folder = Path(self._scratch.name)
         log_dir = folder if self._log_dir is None else self._log_dir
-        log_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            detail = f"log_dir={log_dir}: {error.strerror}; choose a directory that can be written"
+            raise SettingsError(detail, ErrorCode.INVALID_SETTING) from None
         return ChildProcess(name, command, folder, log_dir / f"{name}.log")
 
     # --- talking to it --------------------------------------------------------------------------------------

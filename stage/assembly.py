@@ -237,6 +237,8 @@ class Assembly:
         return [SendControl(fault)]
 
     def close(self) -> list[Instruction]:
-        """The epoch has ended: nothing of it is ever sent or taken again."""
+        """The epoch has ended: nothing of it is ever sent or taken again, but who waits for files is told."""
+        told = self.head.snapshots.close() if self.head else []
         links = self.tail.close() if self.tail else []
-        return [*(link for link in links if isinstance(link, CloseLink)), CloseRing()]
+        closed = [link for link in links if isinstance(link, CloseLink)]
+        return [*(SendControl(report) for report in told), *closed, CloseRing()]

@@ -27,6 +27,7 @@ from stagewire.stage.block_file import (
 )
 from stagewire.stage.file_jobs import Staged
 from stagewire.stage.prefix_index import TOKEN_BYTES, chain_hash
+from stagewire.stage.regular_file import read_regular
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 log = logging.getLogger("stagewire.stage")
@@ -35,6 +36,7 @@ _MAX_QUEUED = 256
 _PAUSE_S = 30.0
 _DRAIN_S = 2.0
 _SHRINK_TO = 0.9
+_MOST_BLOCK_BYTES = 256 << 20
 _MAX_SET_ASIDE = 16
 
 
@@ -190,7 +192,7 @@ class DiskTier:
 
     def _read(self, path: Path) -> StoredBlock | None:
         try:
-            return decode_block(path.read_bytes(), path.name)
+            return decode_block(read_regular(path, _MOST_BLOCK_BYTES), path.name)
         except BlockFileError as error:
             self.num_set_aside += 1
             log.warning("event=block_file_set_aside detail=%r", error.detail)

@@ -151,6 +151,7 @@ class StepExecutor:
         if held < piece.num_restored and (staged := self.files.take(piece.seq_id)):
             fetched = self._unstage(piece, token_ids, held, staged, writes) - held
         found = held + fetched
+        self._store.cache.count_lookup(found, piece.num_restored)
         self._store.cache.count_tokens(held, fetched, piece.num_restored - found)
         is_short = piece.phase is Phase.TRY_RESTORE_DECODE and found < piece.num_tokens - 1
         return replace(piece, num_restored=found, missed=piece.missed or is_short)

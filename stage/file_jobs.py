@@ -11,11 +11,15 @@ from stagewire.wire.errors import ErrorCode
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """Write what `blocks` hold of these tokens into a part of this prefix; nobody writes to them meanwhile."""
+    """Write what `blocks` hold of these tokens into a part of this prefix; nobody writes to them meanwhile.
+
+    Other parts of the prefix go, except the one with the digest `kept`, which a manifest names.
+    """
 
     epoch: Epoch
     seq_id: int
     prefix: str
+    kept: str
     numerics: bytes
     token_bytes: bytes
     blocks: tuple[int, ...]
@@ -23,13 +27,14 @@ class WritePart:
 
 @dataclass(frozen=True, slots=True)
 class ReadPart:
-    """Read the part of this prefix and digest, which must be of this arithmetic."""
+    """Read the part of this prefix and digest, which must be of this arithmetic, and `max_bytes` long at most."""
 
     epoch: Epoch
     seq_id: int
     prefix: str
     digest: str
     numerics: bytes
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +64,13 @@ class ReadManifest:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """All parts of the exported snapshot `name` are there: say so, last of all."""
+    """All parts of the exported snapshot `name` are there: say so, last of all, if nobody else has meanwhile."""
 
     epoch: Epoch
     seq_id: int
     name: str
     manifest: Manifest
+    replaces: Manifest | None
 
 
 FileJob = WritePart | ReadPart | FetchBlocks | ReadManifest | WriteManifest

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
-from stagewire.stage.file_jobs import JobDone
+from stagewire.stage.file_jobs import JobDone, ReadManifest
 from stagewire.stage.head_files import FileWait, HeadFiles, Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.head_measures import HeadMeasures
@@ -211,13 +211,18 @@ class HeadCore:
         refusal = (
             self._check.refusal(request, self._by_request.values()) if isinstance(request, StartRequest) else request
         )
-        if refusal or not isinstance(request, StartRequest) or done.manifest is None:
+        if (
+            refusal
+            or not isinstance(request, StartRequest)
+            or not isinstance(done.job, ReadManifest)
+            or not done.manifest
+        ):
             self._finish(sequence, FinishReason.FAILED, *(refusal or ()))
             return
         sequence.request, sequence.token_ids = request, request.prompt_token_ids.to_list()
         sequence.num_prompt_tokens = len(sequence.token_ids)
         self.snapshots.wish(sequence)
-        self.snapshots.order_import(sequence, done.manifest, now)
+        self.snapshots.order_import(sequence, done.job.name, done.manifest, now)
 
     def _end_wait(self, wait: FileWait, now: float) -> list[HeadOutput]:
         """All stages are through with an order, or it took too long."""

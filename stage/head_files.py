@@ -20,6 +20,8 @@ _MAX_ORDERS = 16
 _MANIFEST = -1
 """In place of a stage's index."""
 _FETCH_S = 2.0
+_FETCH_PAUSE_S = 30.0
+"""A disk that has not answered once is not asked for so long: every prompt would wait for it."""
 _FILE_S = 60.0
 
 
@@ -54,6 +56,7 @@ class HeadFiles:
     def __init__(self, scheduler: Scheduler, num_stages: int, reach: Reach) -> None:
         self._scheduler, self._num_stages, self._reach = scheduler, num_stages, reach
         self._waits: dict[int, FileWait] = {}
+        self._fetch_again_at = float("-inf")
 
     @property
     def has_room(self) -> bool:
@@ -62,7 +65,7 @@ class HeadFiles:
 
     def fetch(self, sequence: TokenSequence, now: float) -> None:
         """If files hold more of a new sequence's tokens than memory does, it waits until they are read."""
-        if not self.has_room:
+        if not self.has_room or now < self._fetch_again_at:
             return
         num_held, num_reached = self._reach(sequence.token_ids)
         if num_reached - num_held >= _FEWEST_FETCHED_TOKENS:
@@ -100,6 +103,8 @@ class HeadFiles:
         """Orders that have taken too long; what is answered later is ignored."""
         late = [seq_id for seq_id, wait in self._waits.items() if now >= wait.deadline]
         waits = [self._waits.pop(seq_id) for seq_id in late]
+        if any(wait.order.action is FileAction.FETCH for wait in waits):
+            self._fetch_again_at = now + _FETCH_PAUSE_S
         for wait in waits:
             wait.code, wait.detail = ErrorCode.SNAPSHOT_FILE, "reading or writing the files took too long"
         return waits

@@ -132,7 +132,6 @@ class KvStore:
         """Begin a sequence with as many of the first `limit` tokens as are held, and return their number."""
         self.release(seq_id)
         entries, length = self.cache.match(token_ids, limit)
-        self.cache.count_lookup(length, limit)
         if length:
             self.cache.count_restored(length)
             for entry in entries:

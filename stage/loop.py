@@ -35,6 +35,7 @@ from stagewire.stage.loop_clock import LoopClock
 from stagewire.stage.operators import Operators
 from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
 from stagewire.stage.poll_until import Ready
+from stagewire.stage.registering import Registering
 from stagewire.stage.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.ring_sockets import RingSockets
 from stagewire.stage.send_socket import SendSocket
@@ -50,7 +51,6 @@ log = logging.getLogger("stagewire.stage")
 
 _TICK_S = 0.05
 _FULL_SOCKET_S = 0.001
-_REGISTER_AGAIN_S = 1.0
 _OUTBOX_LIMIT = 4096
 Socket = zmq.Socket[bytes]
 
@@ -86,7 +86,8 @@ class StageLoop:
         self._exit: Exit | None = None
         self._clock = LoopClock()
         self._is_busy = False
-        self._tick_at = self._register_at = 0.0
+        self._tick_at = 0.0
+        self._registering = Registering(settings.control_endpoint)
 
     def run(self, on_ready: Callable[[], None], stop: threading.Event) -> None:
         """Serve until `stop` is set.
@@ -146,9 +147,8 @@ class StageLoop:
 
     def _tick(self, now: float) -> None:
         self._tick_at = now + _TICK_S
-        if self._heartbeat.is_unknown() or (not self._core.is_registered and now >= self._register_at):
+        if self._registering.is_due(self._core.is_registered, self._heartbeat.is_unknown(), now):
             self._perform([SendControl(self._core.register())], now)
-            self._register_at = now + _REGISTER_AGAIN_S
         self._perform(self._core.tick(now), now)
         self._measures.idle_s = self._clock.idle_s
         self._heartbeat.progress.counters = self._clock.counters(self._core.store, self._core.assembly)

@@ -14,9 +14,6 @@ from stagewire.wire.counters import StageCounters
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, Step
 
-_AT_ONCE_S = 0.00005
-"""A poll that returns so soon has not waited: what it found was there already."""
-
 
 class LoopClock:
     """The sums of one process."""
@@ -29,11 +26,13 @@ class LoopClock:
         self._num_steps = self._num_prefill_tokens = self._num_decode_tokens = 0
 
     def poll(self, poller: zmq.Poller, end: float) -> Ready:
-        """As `poll_until`."""
+        """As `poll_until`; what is there at once may have lain there since the last time."""
         asked_at = time.monotonic()
-        ready = poll_until(poller, end)
+        ready = poll_until(poller, asked_at)
+        has_waited = not ready and end > asked_at
+        if has_waited:
+            ready = poll_until(poller, end)
         now = time.monotonic()
-        has_waited = now - asked_at > _AT_ONCE_S
         self._unread_s = 0.0 if has_waited else asked_at - self._polled_at
         self.idle_s += now - asked_at if has_waited else 0.0
         self._polled_at = now

@@ -27,10 +27,16 @@ class RequestCheck:
             detail = f"{len(request.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}"
             return ErrorCode.INVALID_REQUEST, detail
         num_prompt = len(request.prompt_token_ids)
+        if num_prompt and request.snapshot and request.snapshot.file is not None:
+            return ErrorCode.INVALID_REQUEST, "a snapshot from a file has its own prompt; give none beside it"
         limit = self._limits.max_total_tokens(self._snapshots.num_blocks)
         budget = 1 if request.max_tokens is None else request.max_tokens
         if num_prompt + budget > limit:
-            detail = f"prompt {num_prompt} + max_tokens {budget} + 1 exceeds {limit + 1} tokens (context or KV pool)"
+            kept = self._snapshots.num_blocks * self._limits.scheduler.block_size
+            beside = f", of which snapshots keep {kept}" if kept else ""
+            detail = (
+                f"prompt {num_prompt} + max_tokens {budget} + 1 exceeds {limit + 1} tokens (context or KV pool{beside})"
+            )
             return ErrorCode.CONTEXT_OVERFLOW, detail
         if num_prompt == 0:
             return self._of_empty(request, budget)

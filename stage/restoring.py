@@ -47,7 +47,7 @@ class Restoring:
         counted = None if only_whole else num_elsewhere
         num_held = self._lookup(step_id, releases, token_ids, limit, counted) if limit else 0
         num_held = max(num_held, min(limit, sequence.num_fetched))
-        if snapshot and not only_whole and snapshot.num_tokens > num_held:
+        if snapshot and not only_whole and snapshot.num_tokens >= num_held:
             return Restore(Phase.RESUME, snapshot.num_tokens, snapshot.num_tokens, snapshot.seq_id)
         if not num_held or (only_whole and num_held < last):
             return None

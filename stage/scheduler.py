@@ -214,7 +214,7 @@ class Scheduler:
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id, phase is not Phase.TRY_RESTORE)
+        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id, phase, source)
         piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
         draft.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens

@@ -24,6 +24,8 @@ from stagewire.wire.tensor import TokenIds
 Refusal = tuple[ErrorCode, str]
 DeskOutput = SnapshotReport | StartJob
 _MAX_TICKETS = 64
+_MOST_PINNED = 0.5
+"""Snapshots may hold so much of the pool together: who has gone must not lock out those who come."""
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class _Export:
     client_id: str
     file: str
     asked: list[AskHeadSnapshots] = field(default_factory=list)
+    replaces: Manifest | None = None
 
 
 class SnapshotDesk:
@@ -87,7 +90,9 @@ class SnapshotDesk:
             return ErrorCode.INVALID_REQUEST, detail
         needs = [s.num_prompt_tokens + s.max_tokens for s in running]
         needs.append(num_prompt + (1 if request.max_tokens is None else request.max_tokens))
-        no_room = max(needs) > self._limits.max_total_tokens(self.num_pinned(request))
+        num_pinned = self.num_pinned(request)
+        no_room = max(needs) > self._limits.max_total_tokens(num_pinned)
+        no_room = no_room or num_pinned > _MOST_PINNED * self._limits.scheduler.num_blocks
         if no_room or len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
             detail = (
                 f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
@@ -164,11 +169,13 @@ class SnapshotDesk:
         """The manifest that was there has been read, or the new one is written."""
         export = self._exports.get(done.job.seq_id)
         if export is None or done.code or isinstance(done.job, WriteManifest):
-            return self._end_export(done.job.seq_id, (done.code, done.detail) if done.code else None)
+            return [*self._end_export(done.job.seq_id, (done.code, done.detail) if done.code else None)]
         if done.manifest and done.manifest.client_id != export.client_id:
             detail = f"the file {export.file!r} belongs to another client; choose another name"
-            return self._end_export(done.job.seq_id, (ErrorCode.SNAPSHOT_FILE, detail))
-        self._files.order(FileOrder(export.snapshot.seq_id, FileAction.EXPORT, export.file), now)
+            return [*self._end_export(done.job.seq_id, (ErrorCode.SNAPSHOT_FILE, detail))]
+        export.replaces = done.manifest
+        digests = done.manifest.digests if done.manifest else ()
+        self._files.order(FileOrder(export.snapshot.seq_id, FileAction.EXPORT, export.file, digests), now)
         return []
 
     def finish_parts(self, wait: FileWait, now: float) -> list[DeskOutput]:
@@ -176,14 +183,19 @@ class SnapshotDesk:
         seq_id = wait.order.seq_id
         export = self._exports.get(seq_id)
         if export is None or wait.code:
-            return self._end_export(seq_id, (wait.code, wait.detail) if wait.code else None)
+            return [*self._end_export(seq_id, (wait.code, wait.detail) if wait.code else None)]
         digests = tuple(digest for _, digest in sorted(wait.digests.items()))
         size, token_ids = self._limits.scheduler.block_size, tuple(export.snapshot.token_ids)
         manifest = Manifest(export.client_id, self._model, size, token_ids, digests)
         self._files.await_manifest(wait.order, now)
-        return [StartJob(WriteManifest(self._epoch, seq_id, export.file, manifest))]
+        return [StartJob(WriteManifest(self._epoch, seq_id, export.file, manifest, export.replaces))]
 
-    def _end_export(self, seq_id: int, refusal: Refusal | None) -> list[DeskOutput]:
+    def close(self) -> list[SnapshotReport]:
+        """The epoch has ended, and with it all exports."""
+        refusal = (ErrorCode.STAGE_LOST, "the pipeline ended before the export was done")
+        return [out for seq_id in [*self._exports] for out in self._end_export(seq_id, refusal)]
+
+    def _end_export(self, seq_id: int, refusal: Refusal | None) -> list[SnapshotReport]:
         export = self._exports.pop(seq_id, None)
         if export is None:
             return []
@@ -210,16 +222,11 @@ class SnapshotDesk:
         if manifest.num_stages != self._limits.scheduler.num_stages:
             detail = f"it was exported by {manifest.num_stages} stages; give the prompt to a pipeline of another cut"
             return ErrorCode.SNAPSHOT_FILE, detail
-        return replace(
-            request, prompt_token_ids=TokenIds.of(manifest.token_ids), snapshot=SnapshotWish(wish.name, file=wish.file)
-        )
+        return replace(request, prompt_token_ids=TokenIds.of(manifest.token_ids), snapshot=SnapshotWish(wish.name))
 
-    def order_import(self, sequence: Sequence, manifest: Manifest, now: float) -> None:
+    def order_import(self, sequence: Sequence, file: str, manifest: Manifest, now: float) -> None:
         """Have all stages read their parts."""
-        wish = sequence.request.snapshot
-        assert wish is not None
-        assert wish.file is not None
-        self._files.order(FileOrder(sequence.seq_id, FileAction.IMPORT, wish.file, manifest.digests), now)
+        self._files.order(FileOrder(sequence.seq_id, FileAction.IMPORT, file, manifest.digests), now)
 
 
 def _not_found(name: str) -> Refusal:

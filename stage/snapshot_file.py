@@ -23,7 +23,9 @@ _FORMAT = "stagewire-snapshot-1"
 _DIGEST_BYTES = 32
 _DIGEST_CHARS = 16
 PART_SUFFIX = ".safetensors"
-_MAX_MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 4 << 20
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
+_MAX_STAGES = 1024
 
 
 class SnapshotFileError(StagewireError):
@@ -101,7 +103,8 @@ def decode_part(data: bytes, digest: str, numerics: bytes) -> tuple[bytes, tuple
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return json.dumps({"format": _FORMAT, **asdict(manifest)}).encode()
+    fields = {"format": _FORMAT, **asdict(manifest), "token_ids": np.array(manifest.token_ids, "<i4").tobytes().hex()}
+    return json.dumps(fields).encode()
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -111,17 +114,15 @@ def decode_manifest(data: bytes) -> Manifest:
         SnapshotFileError: it is not that.
     """
     try:
-        if len(data) > _MAX_MANIFEST_BYTES:
-            raise SnapshotFileError("its manifest is too large")
         fields = json.loads(data)
         if fields.pop("format") != _FORMAT:
             raise SnapshotFileError("its manifest is of another version")
-        token_ids, digests = fields.pop("token_ids"), fields.pop("digests")
-        manifest = Manifest(**fields, token_ids=tuple(token_ids), digests=tuple(digests))
-        is_sound = all(type(one) is int and 0 <= one < 2**31 for one in manifest.token_ids) and all(
-            isinstance(one, str) for one in (manifest.client_id, manifest.model, *manifest.digests)
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        token_ids = np.frombuffer(bytes.fromhex(fields.pop("token_ids")), "<i4").tolist()
+        manifest = Manifest(**fields | {"token_ids": tuple(token_ids), "digests": tuple(fields["digests"])})
+        is_sound = all(isinstance(one, str) for one in (manifest.client_id, manifest.model))
+        is_sound = is_sound and len(manifest.digests) <= _MAX_STAGES
+        is_sound = is_sound and all(_DIGEST.fullmatch(one) for one in manifest.digests)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SnapshotFileError(f"its manifest cannot be read: {type(error).__name__}") from error
     if not is_sound or not manifest.token_ids:
         raise SnapshotFileError("its manifest does not hold what it should")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagewire.stage.sequence import Sequence
-from stagewire.wire.ring import Keep, StepResult
+from stagewire.wire.ring import Keep, Phase, StepResult
 
 MAX_SNAPSHOTS = 1024
 
@@ -97,13 +97,19 @@ class Snapshots:
 
     # --- the scheduler's ---
 
-    def due(self, sequence: Sequence, end: int, step_id: int, has_logits: bool) -> Keep | None:
-        """What a slice that brings `sequence` to `end` tokens in this step shall keep."""
+    def due(self, sequence: Sequence, end: int, step_id: int, phase: Phase, source: int | None) -> Keep | None:
+        """What a slice that brings `sequence` to `end` tokens in this step shall keep.
+
+        The tail has logits to keep with it if that is where it ends, and they are computed, or kept with its source.
+        """
         keep = sequence.keep
         if keep is None or sequence.kept_in is not None or end < keep.num_tokens:
             return None
         sequence.kept_in = step_id
-        self._by_id[keep.seq_id].has_logits = has_logits and end == keep.num_tokens
+        has_logits = phase is not Phase.TRY_RESTORE and end == keep.num_tokens
+        if phase is Phase.RESUME and source is not None:
+            has_logits = has_logits and self._by_id[source].has_logits
+        self._by_id[keep.seq_id].has_logits = has_logits
         self._in_flight.setdefault(step_id, []).append(sequence)
         return keep
 

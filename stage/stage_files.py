@@ -11,6 +11,8 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import FileAction, FileDone, FileOrder
 
 _MAX_STAGED = 4
+_MOST_HEADER_BYTES = 8 << 20
+"""Of a part: its tokens, and what tells where they lie."""
 
 
 class StageFiles:
@@ -31,13 +33,15 @@ class StageFiles:
         store, epoch, seq_id = self._store, self._epoch, order.seq_id
         numerics = store.cache.numerics
         prefix = part_prefix(order.file, self._stage_index, self._num_stages)
+        index = self._stage_index
+        digest = order.digests[index] if index < len(order.digests) else ""
         if order.action is FileAction.EXPORT:
             blocks = tuple(store.block_table(seq_id).tolist())
-            return WritePart(epoch, seq_id, prefix, numerics, store.token_bytes(seq_id), blocks)
+            return WritePart(epoch, seq_id, prefix, digest, numerics, store.token_bytes(seq_id), blocks)
         self._expected.add(seq_id)
         if order.action is FileAction.IMPORT:
-            digest = order.digests[self._stage_index] if self._stage_index < len(order.digests) else ""
-            return ReadPart(epoch, seq_id, prefix, digest, numerics)
+            max_bytes = store.capacity * store.block_bytes + _MOST_HEADER_BYTES
+            return ReadPart(epoch, seq_id, prefix, digest, numerics, max_bytes)
         token_ids = order.token_ids.to_numpy()
         before, depth = store.cache.chain(token_ids)
         token_bytes = token_ids[depth * store.block_size :].tobytes()
@@ -46,8 +50,10 @@ class StageFiles:
     def finish(self, done: JobDone) -> FileDone:
         """A job is through: keep what was read for a sequence that still waits for it, and tell the head."""
         seq_id, staged, code, detail = done.job.seq_id, done.staged, done.code, done.detail
-        if any(len(content) != self._store.block_bytes for content in staged.contents):
-            staged, code, detail = Staged(), ErrorCode.SNAPSHOT_FILE, "its blocks have another size"
+        num_blocks = -(-len(staged.token_bytes) // (self._store.block_size * TOKEN_BYTES))
+        is_whole = all(len(content) == self._store.block_bytes for content in staged.contents)
+        if not is_whole or len(staged.contents) != num_blocks:
+            staged, code, detail = Staged(), ErrorCode.SNAPSHOT_FILE, "its blocks have another size or number"
         if staged.contents and seq_id in self._expected:
             while len(self._staged) >= _MAX_STAGED:
                 del self._staged[next(iter(self._staged))]

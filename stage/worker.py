@@ -31,6 +31,7 @@ from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.ring_sockets import HIGH_WATER_MARK
 from stagewire.stage.scheduler_limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
+from stagewire.stage.snapshot_directory import SnapshotDirectory
 from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo
@@ -74,9 +75,10 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         info = _describe(settings, loaded, run, data.get_string(zmq.LAST_ENDPOINT), address)
         parts = _parts(settings, loaded)
         disk = _disk(settings, loaded, parts.store)
-        directory = settings.snapshot_directory and Path(settings.snapshot_directory)
+        directory = settings.snapshot_directory
+        snapshots = SnapshotDirectory(Path(directory), settings.snapshot_bytes) if directory else None
         files = FileWorker(
-            FileRunner(directory or None, disk.tier if disk else None, settings.snapshot_bytes),
+            FileRunner(snapshots, disk.tier if disk else None),
             loaded.backend.operators.read_block,
         )
         core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)

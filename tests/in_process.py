@@ -19,6 +19,7 @@ from stagewire.stage.instructions import Instruction, SendControl, SendHead, Sen
 from stagewire.stage.kv_store import KvStore
 from stagewire.stage.operators import BLOCK_SIZE, Operators
 from stagewire.stage.scheduler_limits import SchedulerLimits
+from stagewire.stage.snapshot_directory import SnapshotDirectory
 from stagewire.stage.stage_files import StageFiles
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import Assemble, GenerateAck, StageInfo
@@ -80,7 +81,8 @@ class InProcessPipeline:
         num_blocks = min(o.num_blocks for o in operators)
         self.stores = [KvStore(o.num_blocks, BLOCK_SIZE, o.block_bytes) for o in operators]
         self.disks = [DiskCache(*parts) for parts in zip(self.stores, operators, tiers, strict=False)]
-        self.runners = [FileRunner(directory, tiers[index] if tiers else None) for index in range(len(operators))]
+        snapshots = SnapshotDirectory(directory, 1 << 30) if directory else None
+        self.runners = [FileRunner(snapshots, tiers[index] if tiers else None) for index in range(len(operators))]
         self.jobs: list[tuple[int, FileJob]] = []
         self.reports: list[SnapshotReport] = []
 

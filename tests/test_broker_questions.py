@@ -101,6 +101,24 @@ def test_an_export_may_take_a_minute_and_is_asked_for_once(serving: CheckedCore)
     assert answer == [Send(client_peer("c"), Snapshots(EXPORT, ITEMS, ()))]
 
 
+def test_an_export_whose_head_is_lost_is_no_success(serving: CheckedCore) -> None:
+    """It is told at once, and not after a minute."""
+    serving.from_client("c", AskSnapshots(EXPORT))
+    out = serving.pass_time(4.0, alive=(LAST,))
+    told = [one.message for one in out if isinstance(one, Send) and isinstance(one.message, Snapshots)]
+    assert [(one.code, one.silent) for one in told] == [(ErrorCode.STAGE_LOST, ("s0",))]
+
+
+def test_one_client_cannot_push_out_the_questions_of_others(serving: CheckedCore) -> None:
+    """Its own oldest goes first."""
+    serving.hello("d", generation=1)
+    serving.from_client("d", AskSnapshots(EXPORT))
+    for _ in range(300):
+        serving.from_client("c", AskSnapshots(LIST))
+    answer = serving.from_stage("s0", SnapshotReport(1, ITEMS))
+    assert answer == [Send(client_peer("d"), Snapshots(EXPORT, ITEMS, ()))]
+
+
 def test_too_many_questions_do_not_pile_up(serving: CheckedCore) -> None:
     """The oldest is answered with what there is: here, with nobody's answer."""
     for _ in range(256):

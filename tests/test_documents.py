@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewire.cli.main import COMMANDS, build_parser
+from stagewire.cli.main import COMMANDS, parsed
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -29,7 +29,7 @@ def test_a_command_in_the_documents_is_accepted(line: str) -> None:
     """Its options exist, and their values can be read."""
     arguments = shlex.split(line)[1:]
     assert arguments[0] in COMMANDS
-    build_parser(arguments[0]).parse_args(arguments)
+    parsed(arguments, arguments[0])
 
 
 def test_the_documents_show_how_to_start_each_kind_of_process() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import InProcessPipeline, request
+from in_process import EPOCH, InProcessPipeline, request
 from toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
 from stagewire.stage.file_runner import FileRunner
 from stagewire.stage.head import HeadCore
+from stagewire.stage.snapshot_directory import SnapshotDirectory
+from stagewire.stage.snapshot_file import Manifest, SnapshotFileError, decode_manifest, encode_manifest
+from stagewire.wire.control import Dissolve
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish
 from stagewire.wire.ring import Phase, Step
@@ -471,10 +476,13 @@ def test_an_export_that_fails_half_way_leaves_the_last_one_whole(tmp_path: Path)
     first = pipeline_of(directory=tmp_path)
     ask(first, "save", PROMPT, 0, SnapshotWish("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "file") is None
-    ask(first, "again", PROMPT[::-1], 0, SnapshotWish("a"))
     first.runners[2] = FileRunner(None, None)
-    assert order(first, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE
-    assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 2
+    for number in range(6):
+        ask(first, f"again-{number}", [number, *PROMPT[::-1]], 0, SnapshotWish("a"))
+        for path in tmp_path.iterdir():
+            os.utime(path, (1e9, 1e9))
+        assert order(first, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE
+        assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 2
     second = pipeline_of(directory=tmp_path)
     assert bring_back(second, "a", "file") is None
     assert ask(second, "of the first", PROMPT) == 40
@@ -485,11 +493,13 @@ def test_the_directory_has_a_budget_and_keeps_few_parts_of_a_name(tmp_path: Path
     pipeline = pipeline_of(directory=tmp_path)
     for number in range(7):
         ask(pipeline, f"save-{number}", [number, *PROMPT], 0, SnapshotWish("a"))
+        for path in tmp_path.iterdir():
+            os.utime(path, (1e9, 1e9))
         assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is None
-    assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 4
+    assert len(list(tmp_path.glob("file.stage-0-of-3.*"))) == 2, "the one that counts, and the one that it replaced"
     assert bring_back(pipeline_of(directory=tmp_path), "a", "file") is None
     num_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
-    pipeline.runners = [FileRunner(tmp_path, None, num_bytes) for _ in range(3)]
+    pipeline.runners = [FileRunner(SnapshotDirectory(tmp_path, num_bytes), None) for _ in range(3)]
     assert order(pipeline, SnapshotAction.EXPORT, "a", "other") is ErrorCode.SNAPSHOT_LIMIT
     assert bring_back(pipeline_of(directory=tmp_path), "a", "other") is ErrorCode.SNAPSHOT_FILE
 
@@ -539,3 +549,112 @@ def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: P
     refused = {ack.request_id: ack.code for ack in pipeline.acks if ack.code}
     assert refused == {f"r{number}": ErrorCode.QUEUE_FULL for number in range(16, 20)}
     assert len(kept(pipeline)) == 16
+
+
+def test_a_snapshot_made_of_one_without_logits_has_none_either() -> None:
+    """It would be drawn from what is not there."""
+    pipeline = pipeline_of()
+    ask(pipeline, "first", PROMPT, 1)
+    ask(pipeline, "within", PROMPT, 1, SnapshotWish("a", 18))
+    ask(pipeline, "behind", [*PROMPT[:18], 60, 61], 1, SnapshotWish("b", 18))
+    assert [one.has_logits for one in head_of(pipeline).snapshots.of_client("client")] == [False, False]
+    assert ask(pipeline, "again", PROMPT[:18]) == 16
+    ask(pipeline, "computed", [*PROMPT[:16], 50, 51], 1, SnapshotWish("c"))
+    ask(pipeline, "of c", [*PROMPT[:16], 50, 51, 52, 53], 1, SnapshotWish("d", 18))
+    assert [one.has_logits for one in head_of(pipeline).snapshots.of_client("client")] == [False, False, True, True]
+    assert ask(pipeline, "at once", [*PROMPT[:16], 50, 51]) == 18
+
+
+def test_a_prompt_beside_a_file_is_refused(tmp_path: Path) -> None:
+    """The file has its own; nothing is kept of either."""
+    first = pipeline_of(directory=tmp_path)
+    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    assert order(first, SnapshotAction.EXPORT, "a", "a") is None
+    first.start(replace(request("both", [5, 6], 3, GREEDY), snapshot=SnapshotWish("b", file="a")))
+    first.run()
+    assert first.acks[-1].code is ErrorCode.INVALID_REQUEST
+    assert kept(first) == [("a", 40)]
+
+
+def test_snapshots_never_hold_more_than_half_of_the_pool(tmp_path: Path) -> None:
+    """Whoever has gone cannot free them, and nobody else may."""
+    pipeline = pipeline_of(num_blocks=8)
+    ask(pipeline, "save", PROMPT, 1, SnapshotWish("a"))
+    pipeline.start(replace(request("more", [5] * 30, 2, GREEDY), snapshot=SnapshotWish("b")))
+    pipeline.start(request("long", [5] * 90, 2, GREEDY))
+    pipeline.run()
+    assert [ack.code for ack in pipeline.acks[-2:]] == [ErrorCode.SNAPSHOT_LIMIT, ErrorCode.CONTEXT_OVERFLOW]
+    assert "snapshots keep 48" in pipeline.acks[-1].detail
+
+
+def test_an_export_whose_pipeline_ends_is_answered(tmp_path: Path) -> None:
+    """At once, and not with success."""
+    pipeline = pipeline_of(directory=tmp_path)
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", "a")))
+    assert pipeline.reports == []
+    pipeline.perform_control(0, Dissolve(EPOCH))
+    assert [report.code for report in pipeline.reports] == [ErrorCode.STAGE_LOST]
+
+
+# --- the directory ---
+
+
+def manifest_of(**fields: object) -> Manifest:
+    given = {"client_id": "c", "model": "m", "block_size": 16, "token_ids": (1, 2), "digests": ("a" * 64,)}
+    return Manifest(**(given | fields))  # type: ignore[arg-type]
+
+
+def test_of_two_that_write_a_manifest_of_one_name_one_is_told_that_it_was_late(tmp_path: Path) -> None:
+    """Whether there was one before or not."""
+    directory, first = SnapshotDirectory(tmp_path, 1 << 20), manifest_of()
+    directory.commit("x", first, None)
+    with pytest.raises(SnapshotFileError, match="somebody else"):
+        directory.commit("x", manifest_of(client_id="d"), None)
+    directory.commit("x", manifest_of(client_id="e"), first)
+    with pytest.raises(SnapshotFileError, match="somebody else"):
+        directory.commit("x", manifest_of(client_id="f"), first)
+    assert directory.manifest("x") == manifest_of(client_id="e")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.snapshot.json"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digests": ("a" * 5000,)}, {"digests": ("../x",)}, {"digests": (1,)}, {"digests": "a" * 64},
+        {"client_id": 5}, {"token_ids": ()}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_says_something_else_is_none(tmp_path: Path, change: dict[str, object]) -> None:
+    """Whatever it says would go out to all stages."""
+    fields = json.loads(encode_manifest(manifest_of())) | change
+    with pytest.raises(SnapshotFileError):
+        decode_manifest(json.dumps(fields).encode())
+
+
+def test_what_is_no_regular_file_or_too_long_is_not_read(tmp_path: Path) -> None:
+    """A pipe would never end, and a huge file would fill the memory."""
+    directory = SnapshotDirectory(tmp_path, 1 << 20)
+    os.mkfifo(tmp_path / "pipe.snapshot.json")
+    (tmp_path / "folder.snapshot.json").mkdir()
+    with (tmp_path / "huge.snapshot.json").open("wb") as file:
+        file.truncate(1 << 33)
+    for name in ("pipe", "folder", "huge"):
+        with pytest.raises(OSError, match=r"regular|bytes|directory"):
+            directory.manifest(name)
+    assert directory.manifest("nothing") is None
+
+
+def test_other_files_in_the_directory_are_in_nobodys_way(tmp_path: Path) -> None:
+    """Links to nowhere, files that vanish, snapshots whose names begin alike; what a killed process left goes."""
+    for name in (".x.snapshot.json.77", ".young"):
+        (tmp_path / name).write_text("left")
+    os.utime(tmp_path / ".x.snapshot.json.77", (1e9, 1e9))
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    directory = SnapshotDirectory(tmp_path, 1 << 20)
+    alike = directory.write_part("x.stage-0-of-2", b"good", "")
+    for path in tmp_path.glob("x*"):
+        os.utime(path, (1e9, 1e9))
+    directory.write_part("x", b"other", "")
+    assert directory.read_part("x.stage-0-of-2", alike, 100) == b"good"
+    assert sorted(path.name for path in tmp_path.glob(".*")) == [".young"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,11 @@ class StageCounters:
     num_cached_blocks: int
     head: HeadCounters | None
     tail: TailCounters | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Finite and not negative throughout, so that whoever shows it may divide and draw."""
+        parts = [part for part in (self, self.head, self.tail) if part is not None]
+        values = [getattr(part, field.name) for part in parts for field in fields(part)]
+        numbers = [value for value in values if isinstance(value, int | float)]
+        return all(math.isfinite(number) and number >= 0 for number in numbers)
