@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.generate import add_answer_flags, warn_of_cut
 from stagewire.cli.sampling import sampling_of
-from stagewire.wire.errors import RequestFailed, RequestRefused
+from stagewire.wire.errors import StagewireError
 
 if TYPE_CHECKING:
     from stagewire.client import Session
@@ -72,7 +72,7 @@ def _turn(session: Session, messages: list[dict[str, str]], options: argparse.Na
             warn_of_cut(generation, options.max_tokens)
     except KeyboardInterrupt:
         print(" [stopped]", end="")
-    except (RequestRefused, RequestFailed) as error:
+    except StagewireError as error:  # the conversation goes on when the server does
         print(f"[{error.code.value}: {error.detail}]", end="")
     print(flush=True)
     answer = "".join(said)

@@ -101,9 +101,12 @@ def finished(generation: Generation) -> Result:
 def timing_table(timings: Timings) -> list[str]:
     """Where the time went: a line for each part, in milliseconds and as a share of the whole."""
     if timings.parts is None:
-        return ["no timings: the answer was ended here, and not by the pipeline"]
-    rows = [*timings.parts.rows(), ("total", timings.total_s)]
-    return [f"{name:15} {1000 * seconds:9.2f} ms {_share(seconds, timings.total_s):4.0%}" for name, seconds in rows]
+        first = [("first token", timings.first_token_s)] if timings.first_token_s is not None else []
+        rows, notes = [*first, ("total", timings.total_s)], ["no parts: the answer was ended here, not by the pipeline"]
+    else:
+        rows, notes = [*timings.parts.rows(), ("total", timings.total_s)], []
+    lines = [f"{name:15} {1000 * seconds:9.2f} ms {_share(seconds, timings.total_s):4.0%}" for name, seconds in rows]
+    return lines + notes
 
 
 def _share(seconds: float, total_s: float) -> float:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from stagewire.cli import models
-from stagewire.cli.main import COMMANDS, build_parser, main
+from stagewire.cli.generate import timing_table
+from stagewire.cli.main import COMMANDS, build_parser, main, parsed
 from stagewire.cli.plan import planned_cluster
+from stagewire.client.result import Timings
 from stagewire.cluster.spec import StageLimits
 from stagewire.wire.errors import ErrorCode, StagewireError
 
@@ -67,6 +70,39 @@ def test_the_memory_flags_of_up_reach_every_stage() -> None:
     assert [stage.limits for stage in pipeline] == [
         StageLimits(kv_tokens=512, cache_tokens=256, disk_directory=disk)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-tokens", "5"], ["--threads", "0"], ["--threads", "1,0"], ["--cache-tokens", "-1"],
+        ["--max-sequences", "0"], ["--frontend-port", "99999"], ["--log-dir", "/dev/null/logs"],
+    ],
+)  # fmt: skip
+def test_up_checks_its_flags_before_it_starts_anything(flags: list[str], capsys: Capture) -> None:
+    """The setting is named, and no process had to be started to find out."""
+    begun = time.monotonic()
+    assert main(["up", *flags]) == 2
+    assert time.monotonic() - begun < 20
+    told = capsys.readouterr().err
+    assert flags[0].removeprefix("--").replace("-", "_") in told
+    assert "ready" not in told
+
+
+def test_options_may_stand_between_the_words_of_a_command() -> None:
+    arguments = ["snapshot", "save", "--client-id", "c", "rules", "--json", "a prompt", "--system"]
+    options = parsed(arguments, "snapshot")
+    assert (options.action, options.name, options.value) == ("save", "rules", "a prompt")
+    assert (options.client_id, options.json, options.system) == ("c", True, True)
+
+
+def test_an_answer_that_was_ended_at_the_client_has_its_two_times() -> None:
+    timings = Timings(0.1, 0.2, 0.25, 0.5, ())
+    assert timing_table(timings) == [
+        "first token        250.00 ms  50%",
+        "total              500.00 ms 100%",
+        "no parts: the answer was ended here, not by the pipeline",
+    ]
 
 
 def test_help_names_every_command_and_the_exit_codes(capsys: Capture) -> None:

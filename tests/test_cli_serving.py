@@ -151,6 +151,19 @@ def test_a_snapshot_is_saved_listed_used_and_freed(up: str) -> None:
     assert stagewire("snapshot", "save", "lamb", "--endpoint", up).returncode == 2
 
 
+def test_a_system_message_is_kept_as_chats_begin_with_it(up: str) -> None:
+    """To its last token, and for whoever asks behind it."""
+    rules = "You answer with one word and nothing else, whatever the question is."
+    saved = stagewire("snapshot", "save", "rules", rules, "--system", "--endpoint", up, "--json")
+    assert saved.returncode == 0, saved.stderr
+    (item,) = json.loads(saved.stdout)["items"]
+    asked = stagewire(
+        "generate", "--system", rules, "Is it raining?", "--endpoint", up, "--max-tokens", "1", "--json"
+    )  # fmt: skip
+    assert json.loads(asked.stdout)["usage"]["cached_tokens"] >= item["num_tokens"] // 16 * 16
+    stagewire("snapshot", "free", "rules", "--endpoint", up)
+
+
 def test_a_snapshot_goes_into_files_and_comes_back_to_another_client(up: str) -> None:
     """Under other names, after it was freed; what is wrong is said on stderr, with an exit code."""
     text = "In the beginning there was a wide and silent sea"
