@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -118,7 +119,8 @@ def _quit_key() -> Iterator[Callable[[float], bool]]:
     def is_quit(seconds: float) -> bool:
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0:
-            if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in ("q", "Q", ""):
+            # Past Python's buffer, which would hide a key that comes right behind another.
+            if select.select([descriptor], [], [], left_s)[0] and os.read(descriptor, 1) in (b"q", b"Q", b""):
                 return True
         return False
 

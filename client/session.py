@@ -89,8 +89,9 @@ class Session:
         It is this client's from then on. All stages hold it, or none.
 
         Raises:
-            RequestFailed: SNAPSHOT_FILE, the file is not there, damaged, or of another model, precision or cut.
-            RequestRefused: SNAPSHOT_LIMIT, too much is kept already; INVALID_REQUEST, a name is none.
+            RequestFailed: SNAPSHOT_FILE, the file is not there, damaged, or of another model, precision or cut;
+                SNAPSHOT_LIMIT, too much is kept already; QUEUE_FULL, too much is read and written at the moment.
+            RequestRefused: INVALID_REQUEST, a name is none; QUEUE_FULL.
         """
         with self.generate(prompt_token_ids=[], max_tokens=0, snapshot=SnapshotWish(name, file=file)) as generation:
             return kept_tokens(generation.wait(), name)

@@ -26,7 +26,7 @@ from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
-from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotReport
+from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
 from stagewire.wire.tensor import Blob
 
 _FAULT_AGAIN_S = 1.0
@@ -176,7 +176,7 @@ class Assembly:
     def ask_snapshots(self, asked: AskHeadSnapshots, now: float) -> list[Instruction]:
         """The broker's question, for the head."""
         if self.head is None or not self.is_sound:
-            return [SendControl(SnapshotReport(asked.ticket, ()))]
+            return [SendControl(report_of_none(asked))]
         return self._from_head(self.head.snapshots.answer(asked, now), now)
 
     def fail_step(self, step: Step | None, detail: str, now: float) -> list[Instruction]:

@@ -38,7 +38,7 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
-from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotReport
+from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class StageCore:
         if isinstance(message, AskHeadSnapshots):
             if self.assembly:
                 return self.assembly.ask_snapshots(message, now)
-            return [SendControl(SnapshotReport(message.ticket, ()))]
+            return [SendControl(report_of_none(message))]
         if isinstance(message, RegisterRefused):
             return [Exit(message.code, message.detail)]
         if isinstance(message, BadMessage):

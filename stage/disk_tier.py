@@ -56,9 +56,9 @@ class DiskTier:
             raise SettingsError(detail, ErrorCode.INVALID_SETTING) from error
         self._queue: queue.Queue[StoredBlock | None] = queue.Queue(_MAX_QUEUED)
         self._forget_leftovers()
-        self._names: set[str] = set()
-        self.refresh()
-        self._num_bytes = sum(file.num_bytes for file in self._files())
+        files = list(self._files())
+        self._names = {file.name for file in files}
+        self._num_bytes = sum(file.num_bytes for file in files)
         self._paused_until = 0.0
         self.num_written = self.num_dropped = self.num_failed = self.num_read = self.num_set_aside = 0
         self._thread = threading.Thread(target=self._write_all, name="disk-tier", daemon=True)

@@ -72,10 +72,6 @@ class StepExecutor:
         self._hidden_size, self._stage_index = hidden_size, stage_index
         self._is_first = stage_index == 0
 
-    @property
-    def store(self) -> KvStore:
-        return self._store
-
     def lookup(
         self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int, num_elsewhere: int | None
     ) -> int:

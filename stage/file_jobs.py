@@ -13,7 +13,7 @@ from stagewire.wire.errors import ErrorCode
 class WritePart:
     """Write what `blocks` hold of these tokens into a part of this prefix; nobody writes to them meanwhile.
 
-    Other parts of the prefix go, except the one with the digest `kept`, which a manifest names.
+    Old parts of the prefix go, except the one with the digest `kept`, which a manifest names.
     """
 
     epoch: Epoch

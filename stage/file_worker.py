@@ -87,7 +87,7 @@ class FileWorker:
         return [self._done.get_nowait() for _ in range(self._done.qsize())]
 
     def close(self) -> None:
-        """Finish what has been begun, in bounded time."""
+        """Finish what the thread has been given, in bounded time; what is still being copied is dropped."""
         with contextlib.suppress(queue.Full):
             self._jobs.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from stagewire.stage.draft import Lookup, no_lookup
-from stagewire.stage.file_jobs import JobDone, ReadManifest
+from stagewire.stage.file_jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head_files import FileWait, HeadFiles, Reach, reach_nothing
 from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.head_measures import HeadMeasures
@@ -196,10 +196,10 @@ class HeadCore:
 
     def finish_manifest(self, done: JobDone, now: float) -> list[HeadOutput]:
         """The manifest of an exported snapshot was read or written, for an export or an import."""
-        is_awaited = self._files.take_manifest(done.job.seq_id)
-        sequence = self._importing.pop(done.job.seq_id, None)
-        if not is_awaited:
+        assert isinstance(done.job, ReadManifest | WriteManifest), done
+        if not self._files.take_manifest(done.job.seq_id, done.job.name):
             return []
+        sequence = self._importing.pop(done.job.seq_id, None)
         if sequence is None:
             return [*self.snapshots.finish_export(done, now)]
         if sequence.state is SequenceState.WAITING:
@@ -229,9 +229,10 @@ class HeadCore:
         if wait.order.action is FileAction.EXPORT:
             return [*self.snapshots.finish_parts(wait, now)]
         self.clock.fetching(wait.order.seq_id, False, now)
-        failed = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
-        if failed and wait.code and wait.order.action is FileAction.IMPORT:
-            self._finish(failed, FinishReason.FAILED, wait.code, wait.detail)
+        self._importing.pop(wait.order.seq_id, None)
+        sequence = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
+        if sequence and wait.code and wait.order.action is FileAction.IMPORT:
+            self._finish(sequence, FinishReason.FAILED, wait.code, wait.detail)
         return []
 
     # --- ending ---

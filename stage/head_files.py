@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.sequence import Sequence as TokenSequence
+from stagewire.stage.stage_files import MAX_STAGED
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import FileAction, FileDone, FileOrder
 from stagewire.wire.tensor import TokenIds
@@ -16,7 +17,7 @@ Reach = Callable[[Sequence[int]], tuple[int, int]]
 
 _FEWEST_FETCHED_TOKENS = 16
 """Computing fewer is about as fast as asking for them."""
-_MAX_ORDERS = 16
+_MAX_ORDERS = MAX_STAGED
 _MANIFEST = -1
 """In place of a stage's index."""
 _FETCH_S = 2.0
@@ -77,10 +78,10 @@ class HeadFiles:
         """The head itself is busy with a manifest for this order, which has not gone out yet."""
         self._waits[order.seq_id] = FileWait(order, now + _FILE_S, {_MANIFEST})
 
-    def take_manifest(self, seq_id: int) -> bool:
-        """The manifest is there; False if it was not waited for any more."""
+    def take_manifest(self, seq_id: int, file: str) -> bool:
+        """The manifest of this file is there; False if it was not waited for any more."""
         wait = self._waits.get(seq_id)
-        if wait is None or _MANIFEST not in wait.missing:
+        if wait is None or _MANIFEST not in wait.missing or wait.order.file != file:
             return False
         del self._waits[seq_id]
         return True

@@ -11,7 +11,7 @@ from stagewire.stage.head_limits import HeadLimits
 from stagewire.stage.instructions import StartJob
 from stagewire.stage.scheduler import Scheduler
 from stagewire.stage.sequence import Sequence
-from stagewire.stage.snapshot_file import Manifest, is_file_name
+from stagewire.stage.snapshot_file import MAX_FILE_NAME_CHARS, Manifest, is_file_name
 from stagewire.stage.snapshots import MAX_SNAPSHOTS, Snapshot
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
@@ -93,7 +93,9 @@ class SnapshotDesk:
         num_pinned = self.num_pinned(request)
         no_room = max(needs) > self._limits.max_total_tokens(num_pinned)
         no_room = no_room or num_pinned > _MOST_PINNED * self._limits.scheduler.num_blocks
-        if no_room or len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
+        if len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
+            return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one"
+        if no_room:
             detail = (
                 f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
             )
@@ -152,7 +154,9 @@ class SnapshotDesk:
         if snapshot is None:
             return [self._report(asked, _not_found(asked.order.name))]
         if not is_file_name(file):
-            detail = f"{file!r:.80} is no file name: at most 64 letters, digits, and '.', '_', '-' within"
+            detail = (
+                f"{file!r:.80} is no file name: {MAX_FILE_NAME_CHARS} letters, digits, '.', '_', '-' within, at most"
+            )
             return [self._report(asked, (ErrorCode.INVALID_REQUEST, detail))]
         running = self._exports.get(snapshot.seq_id)
         if running and running.file == file and len(running.asked) < _MAX_TICKETS:
@@ -218,7 +222,7 @@ class SnapshotDesk:
         assert wish is not None
         if done.code or manifest is None:
             detail = done.detail or f"the first stage has no exported snapshot {wish.file!r:.80}"
-            return ErrorCode.SNAPSHOT_FILE, detail
+            return done.code or ErrorCode.SNAPSHOT_FILE, detail
         if manifest.num_stages != self._limits.scheduler.num_stages:
             detail = f"it was exported by {manifest.num_stages} stages; give the prompt to a pipeline of another cut"
             return ErrorCode.SNAPSHOT_FILE, detail

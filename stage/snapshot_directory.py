@@ -85,15 +85,14 @@ class SnapshotDirectory:
         """
         digest = digest_of(data)
         name, kept_name = part_name(prefix, digest), part_name(prefix, kept)
-        entries = list(self._entries())
-        num_bytes = sum(_size(entry) for entry in entries if entry.name != name)
+        self._remove_old(
+            entry for entry in self._entries() if _is_part(entry.name, prefix) and entry.name not in (name, kept_name)
+        )
+        num_bytes = sum(_size(entry) for entry in self._entries() if entry.name != name)
         if num_bytes + len(data) > self._budget_bytes:
             detail = f"the snapshot directory holds {num_bytes} of {self._budget_bytes} bytes; delete some of its files"
             raise SnapshotFileError(detail, ErrorCode.SNAPSHOT_LIMIT)
         self._write(name, data)
-        self._remove_old(
-            entry for entry in entries if _is_part(entry.name, prefix) and entry.name not in (name, kept_name)
-        )
         return digest
 
     # --- files ---

@@ -10,13 +10,14 @@ from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import FileAction, FileDone, FileOrder
 
-_MAX_STAGED = 4
+MAX_STAGED = 8
+"""As many sequences have files read for them at a time."""
 _MOST_HEADER_BYTES = 8 << 20
 """Of a part: its tokens, and what tells where they lie."""
 
 
 class StageFiles:
-    """Of one pipeline epoch. What was read for at most four sequences waits; the oldest goes first."""
+    """Of one pipeline epoch. What was read for at most eight sequences waits; the oldest goes first."""
 
     def __init__(self, epoch: Epoch, stage_index: int, num_stages: int, store: KvStore) -> None:
         self._epoch, self._stage_index, self._num_stages, self._store = epoch, stage_index, num_stages, store
@@ -55,7 +56,7 @@ class StageFiles:
         if not is_whole or len(staged.contents) != num_blocks:
             staged, code, detail = Staged(), ErrorCode.SNAPSHOT_FILE, "its blocks have another size or number"
         if staged.contents and seq_id in self._expected:
-            while len(self._staged) >= _MAX_STAGED:
+            while len(self._staged) >= MAX_STAGED:
                 del self._staged[next(iter(self._staged))]
             self._staged[seq_id] = staged
         self._expected.discard(seq_id)

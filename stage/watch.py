@@ -139,7 +139,7 @@ class StageWatch:
         by_state = head.num_sequences() if head else Counter[str]()
         for state in _SEQUENCE_STATES:
             yield Sample(m.NUM_SEQUENCES, (state,), by_state[state])
-        yield Sample(m.STEPS_IN_FLIGHT, (), measures.num_in_flight)
+        yield Sample(m.STEPS_IN_FLIGHT, (), measures.num_in_flight if head else 0)
         yield Sample(m.STEP_TRAVERSAL, (), measures.traversal_s)
         yield Sample(m.HOP_TIME, (), measures.hop_s)
         yield Sample(m.SNAPSHOT_SAVES, (), measures.num_saves)

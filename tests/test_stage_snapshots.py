@@ -537,7 +537,7 @@ def hang(pipeline: InProcessPipeline, num_jobs: int) -> None:
 
 
 def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: Path) -> None:
-    """Sixteen orders are open at most."""
+    """Eight orders are open at most, and as much is held of what was read."""
     first = pipeline_of(directory=tmp_path)
     ask(first, "save", PROMPT[:8], 0, SnapshotWish("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "file") is None
@@ -547,8 +547,8 @@ def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: P
         pipeline.start(asked)
     pipeline.run()
     refused = {ack.request_id: ack.code for ack in pipeline.acks if ack.code}
-    assert refused == {f"r{number}": ErrorCode.QUEUE_FULL for number in range(16, 20)}
-    assert len(kept(pipeline)) == 16
+    assert refused == {f"r{number}": ErrorCode.QUEUE_FULL for number in range(8, 20)}
+    assert len(kept(pipeline)) == 8
 
 
 def test_a_snapshot_made_of_one_without_logits_has_none_either() -> None:
@@ -595,6 +595,30 @@ def test_an_export_whose_pipeline_ends_is_answered(tmp_path: Path) -> None:
     assert pipeline.reports == []
     pipeline.perform_control(0, Dissolve(EPOCH))
     assert [report.code for report in pipeline.reports] == [ErrorCode.STAGE_LOST]
+    for action, code in (
+        (SnapshotAction.EXPORT, ErrorCode.STAGE_LOST), (SnapshotAction.RENAME, ErrorCode.STAGE_LOST),
+        (SnapshotAction.LIST, None), (SnapshotAction.FREE, None),
+    ):  # fmt: skip
+        pipeline.perform_control(0, AskHeadSnapshots(901, "client", SnapshotOrder(action, "a", "b")))
+        assert pipeline.reports[-1].code is code
+
+
+def test_an_export_that_was_given_up_does_not_end_the_next_one_of_its_snapshot(tmp_path: Path) -> None:
+    """What its files say then is of another file."""
+    pipeline = pipeline_of(directory=tmp_path)
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", "one")))
+    late = pipeline.jobs.pop()
+    pipeline.tick(61.0)
+    pipeline.perform_control(0, AskHeadSnapshots(901, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", "two")))
+    pipeline.jobs.insert(0, late)
+    pipeline.run()
+    assert [(report.ticket, report.code) for report in pipeline.reports] == [
+        (900, ErrorCode.SNAPSHOT_FILE),
+        (901, None),
+    ]
+    assert bring_back(pipeline_of(directory=tmp_path), "b", "two") is None
+    assert bring_back(pipeline_of(directory=tmp_path), "b", "one") is ErrorCode.SNAPSHOT_FILE
 
 
 # --- the directory ---

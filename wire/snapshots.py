@@ -87,3 +87,12 @@ class SnapshotReport(Message):
     items: tuple[SnapshotInfo, ...]
     code: ErrorCode | None = None
     detail: str = ""
+
+
+def report_of_none(asked: AskHeadSnapshots) -> SnapshotReport:
+    """Of a stage that heads no pipeline (any more): it has no snapshots, and cannot do anything with one."""
+    if asked.order.action in (SnapshotAction.RENAME, SnapshotAction.EXPORT):
+        return SnapshotReport(
+            asked.ticket, (), ErrorCode.STAGE_LOST, "the pipeline has ended, and its snapshots with it"
+        )
+    return SnapshotReport(asked.ticket, ())
