@@ -67,11 +67,6 @@ class Assembly:
         """Steps that have come and wait for this stage."""
         return len(self._steps)
 
-    @property
-    def num_preemptions(self) -> int:
-        """Sequences that the head has rewound for want of blocks."""
-        return self.head.scheduler.num_preemptions if self.head else 0
-
     def report(self) -> AssemblyReport:
         """For the broker that wants to adopt it."""
         requests = self.head.requests if self.head else ()

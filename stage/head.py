@@ -70,7 +70,7 @@ class HeadCore:
         self._measures = measures or HeadMeasures()
         self._measures.begin_epoch()
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
-        self.clock = RingClock()
+        self._clock = RingClock()
         self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.reach)
         self.snapshots = SnapshotDesk(
             epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
@@ -92,7 +92,7 @@ class HeadCore:
     def counters(self) -> HeadCounters:
         """What it holds and has timed so far."""
         num_running = sum([s.state is SequenceState.RUNNING for s in self._by_request.values()])
-        num_waiting, clock = len(self._by_request) - num_running, self.clock
+        num_waiting, clock = len(self._by_request) - num_running, self._clock
         return HeadCounters(num_waiting, num_running, clock.num_round_trips, clock.round_trips_s, clock.hops_s)
 
     def num_sequences(self) -> Counter[str]:
@@ -105,14 +105,14 @@ class HeadCore:
         if step is None:
             return None
         self._measures.launched(step, self.scheduler.num_preemptions, now)
-        return self.clock.launched(step, now)
+        return self._clock.launched(step, now)
 
     def handle(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[HeadOutput]:
         """Apply one message; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
-            round_trip = self.clock.returned(message.step_id, message.timings, now, reading)
+            round_trip = self._clock.returned(message.step_id, message.timings, now, reading)
             self._measures.completed(message, round_trip, now)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
@@ -156,14 +156,14 @@ class HeadCore:
             return [self._acknowledge(request, *refusal)]
         was_cancelled = self._cancelled.pop(request.request_id, None) is not None
         sequence = self._add(request, now)
-        self.clock.arrived(sequence.seq_id, now)
-        self.clock.fetching(sequence.seq_id, sequence.is_fetching, now)
+        self._clock.arrived(sequence.seq_id, now)
+        self._clock.fetching(sequence.seq_id, sequence.is_fetching, now)
         self._measures.arrived(sequence.seq_id, now)
         if was_cancelled:
             self._finish(sequence, FinishReason.CANCELLED)
         elif request.snapshot and request.snapshot.file is not None:
             self._importing[sequence.seq_id] = sequence
-            self.clock.fetching(sequence.seq_id, True, now)
+            self._clock.fetching(sequence.seq_id, True, now)
             return [self._acknowledge(request), *self.snapshots.start_import(sequence, request.snapshot.file, now)]
         elif not sequence.token_ids:
             self._finish(sequence, FinishReason.LENGTH)
@@ -228,7 +228,7 @@ class HeadCore:
         """All stages are through with an order, or it took too long."""
         if wait.order.action is FileAction.EXPORT:
             return [*self.snapshots.finish_parts(wait, now)]
-        self.clock.fetching(wait.order.seq_id, False, now)
+        self._clock.fetching(wait.order.seq_id, False, now)
         self._importing.pop(wait.order.seq_id, None)
         sequence = self.scheduler.fetched(wait.order.seq_id, 0 if wait.code else min(wait.num_tokens))
         if sequence and wait.code and wait.order.action is FileAction.IMPORT:
@@ -255,7 +255,7 @@ class HeadCore:
         for sequence, item in self.scheduler.complete(result):
             request_id = sequence.request.request_id
             del self._by_request[request_id]
-            self.clock.gone(sequence.seq_id)
+            self._clock.gone(sequence.seq_id)
             if sequence.keep is not None:
                 # It ended before it got there.
                 self.scheduler.release(self.scheduler.snapshots.abandon(sequence.keep))
@@ -271,7 +271,7 @@ class HeadCore:
         sequence = self._by_request.get(flow.request_id)
         if sequence is not None and sequence.state is not SequenceState.ENDING:
             sequence.is_paused = flow.paused
-            self.clock.paused(sequence.seq_id, flow.paused, now)
+            self._clock.paused(sequence.seq_id, flow.paused, now)
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""

@@ -430,7 +430,8 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_gives_the_same_tokens() -
     for k, prompt in enumerate(prompts):
         assert outputs[f"r{k}"].token_ids == expected_tokens(prompt, 40, 6)
     assembly = pipeline.cores[0].assembly
-    assert assembly is not None and assembly.num_preemptions > 0
+    assert assembly is not None and assembly.head is not None
+    assert assembly.head.scheduler.num_preemptions > 0
     for store in pipeline.stores:
         store.check_invariants()
         assert store.num_used == 0 and store.statistics.restored_tokens > 0
