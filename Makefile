@@ -70,7 +70,7 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard stage/native/*)
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard stage/native/src/*)
 	@$(FIND_PYTHON); \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$("$$python" --version)"; \

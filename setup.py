@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-_HEADERS = sorted(path.as_posix() for path in Path("stage/native").glob("*.h"))
+_HEADERS = sorted(path.as_posix() for path in Path("stage/native/src").glob("*.h"))
 # -ffp-contract=off: a product and a sum are fused where the source says so, and nowhere else; the bits depend on it.
 _FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
 # gcc calls operands of its own intrinsics uninitialized.
@@ -33,8 +33,8 @@ if _SANITIZED:
 setup(
     ext_modules=[
         Extension(
-            f"stagewire.stage._native_{name}",
-            sources=[f"stage/native/{name}.cpp"],
+            f"stagewire.stage.native._{name}",
+            sources=[f"stage/native/src/{name}.cpp"],
             depends=_HEADERS,
             language="c++",
             extra_compile_args=[*_FLAGS, *flags],

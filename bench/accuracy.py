@@ -12,7 +12,7 @@ from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.model.card import build_card
 from stagewire.model.catalogue import resolve
 from stagewire.model.gguf import GgufFile
-from stagewire.stage.operators import BLOCK_SIZE, Batch, Operators, SequenceRows
+from stagewire.stage.compute.operators import BLOCK_SIZE, Batch, Operators, SequenceRows
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.worker import load_stage
 

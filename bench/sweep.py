@@ -14,7 +14,7 @@ from bench.own import Figure, TokenCost, measure_token_cost
 from bench.results import MILLISECONDS, Results, Row, row
 from bench.stagewire_side import StagewireSide
 from stagewire.cluster.local import LocalCluster
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 
 FLOOR = "floor"
 STAGES = (1, 2, 3, 4)

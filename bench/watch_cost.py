@@ -17,10 +17,10 @@ import psutil
 
 from stagewire.cluster.local import LocalCluster
 from stagewire.model.catalogue import DEFAULT_MODEL
+from stagewire.stage.compute.operators import Batch, SequenceRows
 from stagewire.stage.executor import Plan
-from stagewire.stage.measures import StageMeasures
-from stagewire.stage.operators import Batch, SequenceRows
-from stagewire.stage.ring_clock import RoundTrip
+from stagewire.stage.timing.measures import StageMeasures
+from stagewire.stage.timing.ring_clock import RoundTrip
 from stagewire.wire.codec import Frame
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, SequenceResult, Slice, Step, StepResult

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
+from stagewire.sockets.outbox import Outbox
 from stagewire.wire.codec import Frame, Message, encode
 from stagewire.wire.errors import ErrorCode, SettingsError
-from stagewire.wire.outbox import Outbox
 
 HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 * 1024 * 1024

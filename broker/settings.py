@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
 
 _LOOPBACK = re.compile(r"tcp://(?:127(?:\.\d{1,3}){3}|localhost):(\*|\d{1,5})")

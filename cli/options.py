@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from stagewire.client import events
+from stagewire.client.core import events
 from stagewire.client.delivery import Finished, QueueSink, Tokens
-from stagewire.client.loop import ClientLoop
+from stagewire.client.links.loop import ClientLoop
 from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.transcript import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused

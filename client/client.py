@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.client.cards import CardCache, checked_card
 from stagewire.client.generation import Generation
-from stagewire.client.loop import ClientLoop
+from stagewire.client.links.loop import ClientLoop
 from stagewire.client.prompt import Prompt
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings

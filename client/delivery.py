@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stagewire.client.events import Milestone
+from stagewire.client.core.events import Milestone
 from stagewire.client.stopwatch import Stopwatch
 from stagewire.wire.request import Ending
 from stagewire.wire.returns import TokenLogprobs

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from stagewire.client.answer import Answer
 from stagewire.client.delivery import Finished, QueueSink, Tokens
-from stagewire.client.loop import ClientLoop
+from stagewire.client.links.loop import ClientLoop
 from stagewire.client.result import RequestFailed, Result, TokenEvent
 from stagewire.client.transcript import Transcript
 from stagewire.wire.errors import ErrorCode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stagewire.client.events import Milestone
+from stagewire.client.core.events import Milestone
 from stagewire.client.result import Timings
 from stagewire.client.time_parts import time_parts
 from stagewire.wire.request import Ending

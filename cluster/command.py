@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from stagewire.cluster.spec import BrokerSpec, StageLimits, StageSpec
 
-STAGEWIRE = (sys.executable, "-m", "stagewire.cli")
+STAGEWIRE = (sys.executable, "-m", "stagewire")
 
 
 def broker_command(spec: BrokerSpec) -> list[str]:

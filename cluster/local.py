@@ -18,8 +18,8 @@ from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pi
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
+from stagewire.sockets.condition import WireCondition
 from stagewire.wire.card import ModelConfig
-from stagewire.wire.condition import WireCondition
 from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError, StagewireError
 from stagewire.wire.status import Status
 

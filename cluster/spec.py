@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from stagewire.cluster.plan import LayerRange, balanced_split, parse_split
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
 
 DEFAULT_NUM_STAGES = 2

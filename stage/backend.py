@@ -9,10 +9,10 @@ from pathlib import Path
 from stagewire.model.gguf import GgufFile
 from stagewire.model.gguf_codes import CODE_FORMS
 from stagewire.model.layout import EMBEDDING, stage_tensors
-from stagewire.stage.native_kernel import best_kernel
-from stagewire.stage.native_stage import load_native_operators
-from stagewire.stage.native_weights import unsupported_reason
-from stagewire.stage.operators import Operators
+from stagewire.stage.compute.operators import Operators
+from stagewire.stage.native.kernel import best_kernel
+from stagewire.stage.native.loader import load_native_operators
+from stagewire.stage.native.weights import unsupported_reason
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import SettingsError
@@ -79,7 +79,7 @@ def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_
         )
     # It takes a second and 190 MB to import; a native stage does without.
     try:
-        from stagewire.stage.torch_stage import load_torch_operators  # noqa: PLC0415
+        from stagewire.stage.pytorch.loader import load_torch_operators  # noqa: PLC0415
     except ImportError as error:
         raise SettingsError(f"PyTorch is missing ({error}): pip install 'stagewire[stage]'") from error
     return Backend(load_torch_operators(path, config, settings, layer_end, precision), precision, "torch")

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stagewire.stage.assembly import Assembly
 from stagewire.stage.executor import StepExecutor
-from stagewire.stage.file_jobs import JobDone
-from stagewire.stage.head import HeadCore, Sources
-from stagewire.stage.head_files import Reach, reach_nothing
-from stagewire.stage.head_limits import HeadLimits
+from stagewire.stage.files.jobs import JobDone
+from stagewire.stage.files.stage_files import StageFiles
+from stagewire.stage.head.core import HeadCore, Sources
+from stagewire.stage.head.file_waits import Reach, reach_nothing
+from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
-from stagewire.stage.kv_store import KvStore
-from stagewire.stage.measures import StageMeasures
-from stagewire.stage.ring_clock import NO_TIME, Reading
-from stagewire.stage.stage_files import StageFiles
-from stagewire.stage.tail import TailCore
+from stagewire.stage.kv.store import KvStore
+from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.tail.core import TailCore
+from stagewire.stage.timing.measures import StageMeasures
+from stagewire.stage.timing.ring_clock import NO_TIME, Reading
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
 from stagewire.wire.control import (

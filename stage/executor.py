@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.file_jobs import FileJob, Staged
-from stagewire.stage.kv_blocks import Behind, Copy, OutOfBlocks
-from stagewire.stage.kv_store import KvStore
-from stagewire.stage.operators import Batch, Operators, SequenceRows
-from stagewire.stage.prefix_index import TOKEN_BYTES
-from stagewire.stage.stage_files import StageFiles
+from stagewire.stage.compute.operators import Batch, Operators, SequenceRows
+from stagewire.stage.files.jobs import FileJob, Staged
+from stagewire.stage.files.stage_files import StageFiles
+from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv.prefix_index import TOKEN_BYTES
+from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.request import NO_STATISTICS, StageTiming
 from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagewire.stage.file_jobs import FileJob
-from stagewire.stage.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.files.jobs import FileJob
+from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.errors import ErrorCode
 

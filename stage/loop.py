@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from stagewire.stage.assembly import Assembly
+from stagewire.sockets.drain import drain
+from stagewire.sockets.outbox import Outbox
+from stagewire.sockets.poll_until import Ready
+from stagewire.sockets.send_socket import SendSocket
+from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
-from stagewire.stage.disk_cache import DiskCache
-from stagewire.stage.drain import drain
-from stagewire.stage.file_worker import FileWorker
+from stagewire.stage.files.disk_cache import DiskCache
+from stagewire.stage.files.worker import FileWorker
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.instructions import (
     CloseRing,
@@ -31,19 +34,16 @@ from stagewire.stage.instructions import (
     SendNext,
     StartJob,
 )
-from stagewire.stage.loop_clock import LoopClock
-from stagewire.stage.operators import Operators
-from stagewire.stage.pair_sockets import LinkFrames, LinkGone, PairSockets
-from stagewire.stage.poll_until import Ready
+from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
+from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.registering import Registering
-from stagewire.stage.return_link import CloseLink, Dial, SendLink
-from stagewire.stage.ring_sockets import RingSockets
-from stagewire.stage.send_socket import SendSocket
 from stagewire.stage.settings import StageSettings
+from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.timing.loop_clock import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.frontend import Card, GetCard
-from stagewire.wire.outbox import Outbox
 from stagewire.wire.ring import Step, StepResult
 from stagewire.wire.tensor import Blob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from stagewire.wire.condition import WireCondition
+from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 _LIMITS: dict[str, tuple[float, float]] = {

@@ -12,9 +12,9 @@ from stagewire.monitoring.endpoint import MetricsEndpoint, Page
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Sample
 from stagewire.stage.core import StageCore
-from stagewire.stage.disk_cache import DiskCache
-from stagewire.stage.kv_store import KvStore
-from stagewire.stage.measures import LinkTraffic, StageMeasures
+from stagewire.stage.files.disk_cache import DiskCache
+from stagewire.stage.kv.store import KvStore
+from stagewire.stage.timing.measures import LinkTraffic, StageMeasures
 from stagewire.wire.caches import DiskCounts
 from stagewire.wire.control import StageInfo
 from stagewire.wire.errors import ErrorCode, SettingsError

@@ -18,20 +18,20 @@ from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.stage.backend import Backend, load_backend
+from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.disk_cache import DiskCache
-from stagewire.stage.disk_tier import DiskTier
-from stagewire.stage.file_runner import FileRunner
-from stagewire.stage.file_worker import FileWorker
-from stagewire.stage.head_limits import HeadLimits
+from stagewire.stage.files.disk_cache import DiskCache
+from stagewire.stage.files.disk_tier import DiskTier
+from stagewire.stage.files.runner import FileRunner
+from stagewire.stage.files.snapshot_directory import SnapshotDirectory
+from stagewire.stage.files.worker import FileWorker
+from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
-from stagewire.stage.kv_store import KvStore
+from stagewire.stage.kv.store import KvStore
+from stagewire.stage.links.ring_sockets import HIGH_WATER_MARK
 from stagewire.stage.loop import StageLoop
-from stagewire.stage.operators import BLOCK_SIZE, Operators
-from stagewire.stage.ring_sockets import HIGH_WATER_MARK
-from stagewire.stage.scheduler_limits import SchedulerLimits
+from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.snapshot_directory import SnapshotDirectory
 from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo

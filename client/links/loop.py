@@ -1,0 +1,296 @@
+"""The client's one socket thread: it polls always and never computes; callers post events and are called back.
+
+It decides nothing; `ClientCore` does. Nothing here waits without a bound, and the thread ends with its client.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket as sockets
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from stagewire.client.core import events
+from stagewire.client.core.client_core import ClientCore
+from stagewire.client.delivery import Sink
+from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, NOTICE_DEAD_PEERS, ReturnSockets, try_send
+from stagewire.client.settings import ClientSettings
+from stagewire.sockets.outbox import Outbox
+from stagewire.wire.codec import Message, decode, encode
+from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
+from stagewire.wire.frontend import Generate
+from stagewire.wire.request import Ending, FinishReason, Usage
+
+log = logging.getLogger("stagewire.client")
+
+_TICK_S, _IDLE_TICK_S = 0.025, 0.25
+_MAX_RECEIVES = 256
+_OUTBOX_LIMIT = 8192
+_HIGH_WATER_MARK = 1000
+_CLOSE_S = 2.0
+_MAX_POSTED = 100_000
+_CLOSED = "this client is closed"
+_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+Socket = zmq.Socket[bytes]
+
+
+class ClientLoop:
+    """Runs the core in a daemon thread until `close`."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._core = ClientCore(settings, secrets.token_bytes(16))
+        self._posted: deque[events.Event] = deque()
+        self._sinks: dict[str, Sink] = {}
+        self._answers: dict[int, Future[Message]] = {}
+        self._tickets = count(1)
+        # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
+        self._lock = threading.RLock()
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._is_awake = False
+        self.is_closing = False
+        self._has_broker = False
+        self._num_dropped = 0
+        self._last_words = Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED)
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 8192)
+        try:
+            self._open()
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise SettingsError(f"endpoint={settings.endpoint}: cannot connect: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._run, name="stagewire-client", daemon=True)
+        self._thread.start()
+
+    # --- callers' side, any thread ---
+
+    def submit(self, generate: Generate, sink: Sink) -> None:
+        """Start a request.
+
+        Raises:
+            StagewireError: UNREACHABLE, the client is closed; CLIENT_LIMIT, too much waits for its thread.
+            RequestRefused: INVALID_REQUEST, the request cannot be put into a message; nothing was sent.
+        """
+        try:
+            encode(generate)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            # Here, in the caller's thread: in the socket thread it would end everybody's requests.
+            raise RequestRefused(f"the request cannot be sent: {error}") from error
+        with self._lock:
+            self._check_open()
+            self._sinks[generate.request_id] = sink
+        self.post(events.Submit(generate))
+
+    def ask(self, message: Message | None, timeout_s: float) -> Future[Message]:
+        """Ask the broker; None waits for its welcome. The future fails with a `StagewireError`."""
+        future: Future[Message] = Future()
+        with self._lock:
+            self._check_open()
+            ticket = next(self._tickets)
+            self._answers[ticket] = future
+        self.post(events.Ask(ticket, message, timeout_s))
+        return future
+
+    def post(self, event: events.Event) -> None:
+        """Hand an event to the socket thread; after `close` it is of no consequence."""
+        with self._lock:
+            if self.is_closing:
+                return
+            self._posted.append(event)
+            # What callers have taken is read soon enough by itself: no wake-up for each token.
+            if not isinstance(event, events.Consumed) or event.ended:
+                self._wake()
+
+    def close(self) -> None:
+        """Cancel what runs, say goodbye, end the thread; takes two seconds at most."""
+        with self._lock:
+            if not self.is_closing:
+                self._posted.append(events.Close())
+                self.is_closing = True
+                self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=_CLOSE_S)
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise StagewireError(_CLOSED, ErrorCode.UNREACHABLE)
+        if len(self._posted) >= _MAX_POSTED:
+            raise StagewireError(f"{_MAX_POSTED} events wait for the client's thread", ErrorCode.CLIENT_LIMIT)
+
+    def _wake(self) -> None:
+        if not self._is_awake:
+            self._is_awake = True
+            with suppress(OSError):
+                self._wake_in.send(b"x")
+
+    # --- the socket thread ---
+
+    def _open(self) -> None:
+        self._poller = zmq.Poller()
+        self._broker = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, 200),
+            (zmq.IMMEDIATE, 1),  # what one broker was to get must not reach the next
+            (zmq.IPV6, int("[" in self._settings.endpoint)),
+            (zmq.HANDSHAKE_IVL, 2000),
+            *NOTICE_DEAD_PEERS,
+            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
+            (zmq.SNDHWM, _HIGH_WATER_MARK),
+            (zmq.RCVHWM, _HIGH_WATER_MARK),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 1000),
+        ):
+            self._broker.set(option, value)
+        self._monitor = self._broker.get_monitor_socket(_CONNECTED | zmq.EVENT_DISCONNECTED)
+        self._outbox = Outbox(_OUTBOX_LIMIT)
+        self._pairs = ReturnSockets(self._context, self._poller, self._settings.return_host)
+        for socket in (self._broker, self._monitor, self._wake_out):
+            self._poller.register(socket, zmq.POLLIN)
+        self._broker.connect(self._settings.endpoint)
+
+    def _run(self) -> None:
+        try:
+            self._perform(self._core.start())
+            while not self._core.is_closed:
+                self._turn()
+            self._flush(time.monotonic())
+        except Exception as error:
+            log.exception("event=client_thread_failed")
+            detail = f"the client's thread failed: {error!r}"
+            self._last_words = Ending(FinishReason.FAILED, None, Usage(0, 0), (), ErrorCode.INTERNAL, detail)
+        finally:
+            self._shut()
+
+    def _turn(self) -> None:
+        wait_s = _TICK_S if self._core.is_busy else _IDLE_TICK_S
+        is_full = bool(self._outbox) or self._pairs.has_pending
+        ready = dict(self._poller.poll(1 if is_full else int(1000 * wait_s)))
+        for event in self._take_posted():
+            self._handle(event)
+        if self._monitor in ready:
+            self._watch()
+        if self._broker in ready:
+            self._read_broker()
+        for event in self._pairs.receive(ready):
+            self._handle(event)
+        self._handle(events.Tick())
+        self._flush(time.monotonic())
+
+    def _take_posted(self) -> list[events.Event]:
+        with self._lock:
+            posted, self._posted = self._posted, deque()
+            if self._is_awake:
+                self._is_awake = False
+                with suppress(OSError):
+                    self._wake_out.recv(64)
+            return [*posted]
+
+    def _watch(self) -> None:
+        while self._monitor.poll(0):
+            self._has_broker = recv_monitor_message(self._monitor)["event"] == _CONNECTED
+            self._outbox.clear()
+            self._handle(events.BrokerConnected() if self._has_broker else events.BrokerDisconnected())
+
+    def _read_broker(self) -> None:
+        for _ in range(_MAX_RECEIVES):
+            try:
+                frames = self._broker.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self._handle(events.BrokerMessage(decode([frame.buffer for frame in frames])))
+            except ProtocolError as error:
+                self._handle(events.BrokerUnreadable(error.code, error.detail))
+
+    def _handle(self, event: events.Event) -> None:
+        self._perform(self._core.handle(event, time.monotonic()))
+
+    def _perform(self, instructions: list[events.Instruction]) -> None:
+        pending = deque(instructions)
+        while pending:
+            following = self._do(pending.popleft())
+            if following is not None:
+                pending.extend(self._core.handle(following, time.monotonic()))
+
+    def _do(self, instruction: events.Instruction) -> events.Event | None:
+        match instruction:
+            case events.SendBroker(message):
+                self._send_broker(message)
+            case events.BindOffer(generation):
+                return self._pairs.bind(generation)
+            case events.CloseSocket(generation):
+                self._pairs.close(generation)
+            case events.SendLink(generation, message):
+                return self._pairs.send(generation, message, time.monotonic())
+            case events.Answer() | events.AnswerError():
+                self._answer(instruction)
+            case events.Note(event, fields):
+                log.info("event=%s %s", event, fields)
+            case _:
+                self._deliver(instruction)
+        return None
+
+    def _send_broker(self, message: Message) -> None:
+        """Losing it is no harm: whatever matters is repeated by a timer, and after every welcome."""
+        now = time.monotonic()
+        if self._has_broker and not self._outbox.put(encode(message), now):
+            self._num_dropped += 1
+            log.warning("event=outbox_full dropped=%s message=%s", self._num_dropped, type(message).__name__)
+        self._outbox.flush(lambda frames: try_send(self._broker, frames), now)
+
+    def _deliver(self, instruction: events.DeliverTokens | events.DeliverMilestone | events.DeliverEnding) -> None:
+        sink = self._sinks.get(instruction.request_id)
+        if sink is None:
+            return
+        match instruction:
+            case events.DeliverTokens(_, token_ids, logprobs):
+                sink.on_tokens(token_ids, logprobs)
+            case events.DeliverMilestone(_, milestone):
+                sink.on_milestone(milestone)
+            case events.DeliverEnding(request_id, ending, refused):
+                del self._sinks[request_id]
+                sink.on_ending(ending, refused)
+
+    def _answer(self, answer: events.Answer | events.AnswerError) -> None:
+        future = self._answers.pop(answer.ticket, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if isinstance(answer, events.Answer):
+            future.set_result(answer.message)
+        elif answer.code in (ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION):
+            future.set_exception(RequestRefused(answer.detail, answer.code))
+        else:
+            future.set_exception(StagewireError(answer.detail, answer.code))
+
+    def _flush(self, now: float) -> None:
+        self._outbox.flush(lambda frames: try_send(self._broker, frames), now)
+        self._pairs.flush(now)
+
+    def _shut(self) -> None:
+        """Whatever ended the thread: nobody is left waiting, and no socket stays."""
+        with self._lock:
+            self.is_closing = True
+            sinks, self._sinks = [*self._sinks.values()], {}
+            answers, self._answers = [*self._answers.values()], {}
+        for sink in sinks:
+            sink.on_ending(self._last_words, refused=False)
+        for future in answers:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StagewireError(_CLOSED, ErrorCode.UNREACHABLE))
+        self._pairs.close_all()
+        self._broker.disable_monitor()
+        self._monitor.close(linger=0)
+        self._broker.close()
+        self._wake_in.close()
+        self._wake_out.close()
+        self._context.term()

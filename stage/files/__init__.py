@@ -1,0 +1,1 @@
+"""KV blocks and snapshots in files, read and written by one thread."""

@@ -1,0 +1,1 @@
+"""What the first stage of a pipeline does beyond computing: admits requests, schedules them, reports their endings."""

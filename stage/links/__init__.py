@@ -1,0 +1,1 @@
+"""The sockets of one pipeline epoch: hop, feed and return links."""

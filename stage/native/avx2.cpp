@@ -1,5 +1,0 @@
-// The kernels for AVX2 with FMA and F16C.
-#define STAGEWIRE_AVX2
-#include "module.h"
-
-PyMODINIT_FUNC PyInit__native_avx2(void) { return make_module("_native_avx2"); }

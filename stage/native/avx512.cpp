@@ -1,5 +1,0 @@
-// The kernels for AVX-512 with VNNI.
-#define STAGEWIRE_AVX512
-#include "module.h"
-
-PyMODINIT_FUNC PyInit__native_avx512(void) { return make_module("_native_avx512"); }

@@ -1,0 +1,56 @@
+"""How a sequence enters: what it takes from snapshots and caches before anything of it is computed. It only chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from stagewire.stage.schedule.sequence import Sequence
+from stagewire.stage.schedule.snapshots import Snapshots
+from stagewire.stage.schedule.step_builder import Lookup
+from stagewire.wire.ring import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The slice that restores the first `num_restored` tokens; `source` is the snapshot that it resumes."""
+
+    phase: Phase
+    num_tokens: int
+    num_restored: int
+    source: int | None = None
+
+
+class Restoring:
+    """What the head knows to be held: by `snapshots`, and, through `lookup`, by its own stage's cache."""
+
+    def __init__(self, snapshots: Snapshots, lookup: Lookup) -> None:
+        self._snapshots, self._lookup = snapshots, lookup
+
+    def choose(self, step_id: int, releases: Items[int], sequence: Sequence, only_whole: bool) -> Restore | None:
+        """The restore with which `sequence` begins in this step, after its `releases`.
+
+        Whole: from a snapshot of exactly its tokens, or fused with the first decode where all but the last token is
+        there. That is done on admission. A part is taken when the first chunk is due, for by then more may be there;
+        what is left is prefilled in the same step, without waiting for what later stages hold.
+        """
+        token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
+        snapshot = self._snapshots.longest(sequence.request.client_id, token_ids)
+        if sequence.restore_limit is not None or not sequence.max_tokens:
+            snapshot = None
+        if snapshot and snapshot.num_tokens > last:
+            return Restore(Phase.RESUME, last + 1, last + 1, snapshot.seq_id)
+        if sequence.restore_limit is not None:
+            token_ids = token_ids[: sequence.restore_limit]
+        limit = min(last, len(token_ids))
+        num_elsewhere = max(snapshot.num_tokens if snapshot else 0, min(limit, sequence.num_fetched))
+        counted = None if only_whole else num_elsewhere
+        num_held = self._lookup(step_id, releases, token_ids, limit, counted) if limit else 0
+        num_held = max(num_held, min(limit, sequence.num_fetched))
+        if snapshot and not only_whole and snapshot.num_tokens >= num_held:
+            return Restore(Phase.RESUME, snapshot.num_tokens, snapshot.num_tokens, snapshot.seq_id)
+        if not num_held or (only_whole and num_held < last):
+            return None
+        if num_held == last:
+            return Restore(Phase.TRY_RESTORE_DECODE, last + 1, last)
+        return Restore(Phase.TRY_RESTORE, num_held, num_held)

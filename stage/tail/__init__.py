@@ -1,0 +1,1 @@
+"""What the last stage does beyond computing: samples tokens, ends requests, returns both to the clients."""

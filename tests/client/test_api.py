@@ -1,0 +1,501 @@
+"""What a caller sees of a generation, sync and asyncio: events, text, stop strings, results, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from support.client_peers import CLIENT, WAIT_S, Broker, Context, Tail, dispatched, length, tails_context
+from support.text_cards import tiny_card
+
+from stagewire.client import (
+    AsyncClient,
+    ChatMessage,
+    Client,
+    ClientSettings,
+    ErrorCode,
+    FinishReason,
+    Generation,
+    RequestFailed,
+    RequestRefused,
+    SamplingParams,
+    SnapshotWish,
+    StagewireError,
+    TokenEvent,
+)
+from stagewire.client.text.tokenizer import Tokenizer
+from stagewire.wire.card import card_digest
+from stagewire.wire.codec import Message
+from stagewire.wire.frontend import Cancel, Ended, Generate, GetCard, Refused
+from stagewire.wire.request import Ending, Usage
+from stagewire.wire.returns import (
+    ReturnAck,
+    ReturnAction,
+    ReturnControl,
+    ReturnHello,
+    ReturnItem,
+    ReturnTokens,
+    TokenLogprobs,
+)
+from stagewire.wire.snapshots import AskSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, Snapshots
+
+pytestmark = pytest.mark.processes
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+CARD = tiny_card(chat_template=TEMPLATE)
+TOKENIZER = Tokenizer(CARD)
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    with tails_context() as made:
+        yield made
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker(card=CARD)
+    made.on_generate = dispatched()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def settings(broker: Broker, tmp_path: Path) -> ClientSettings:
+    return ClientSettings(endpoint=broker.endpoint, client_id=CLIENT, cache_folder=tmp_path)
+
+
+@pytest.fixture
+def client(settings: ClientSettings) -> Iterator[Client]:
+    with Client(settings=settings) as made:
+        yield made
+
+
+def linked(context: Context, broker: Broker) -> Tail:
+    broker.expect(Generate)
+    assert broker.hello is not None
+    assert broker.hello.offer is not None
+    tail = Tail(context, broker.hello.offer)
+    tail.greet()
+    tail.expect(ReturnHello)
+    return tail
+
+
+def answer(
+    context: Context, broker: Broker, generation: Generation, text: str, ending: Ending | None = None
+) -> list[TokenEvent]:
+    """Have a tail say `text`, a byte at a time, and collect what the caller sees."""
+    tail = linked(context, broker)
+    token_ids = TOKENIZER.encode(text)
+    for number, token_id in enumerate(token_ids):
+        tail.tokens(generation.request_id, number, token_id)
+    tail.tokens(generation.request_id, len(token_ids), ending=ending or length(len(token_ids)))
+    return list(generation)
+
+
+# --- arguments ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({}, ErrorCode.INVALID_REQUEST),
+        ({"text": "a", "prompt_token_ids": [1]}, ErrorCode.INVALID_REQUEST),
+        ({"text": "a", "messages": [{"role": "user", "content": "a"}]}, ErrorCode.INVALID_REQUEST),
+        ({"prompt_token_ids": [1], "max_tokens": -1}, ErrorCode.INVALID_REQUEST),
+        ({"prompt_token_ids": [1], "stop": ["a", ""]}, ErrorCode.INVALID_REQUEST),
+        ({"prompt_token_ids": [2**31]}, ErrorCode.TOKEN_OUT_OF_VOCABULARY),
+        ({"prompt_token_ids": [-1]}, ErrorCode.TOKEN_OUT_OF_VOCABULARY),
+        ({"messages": []}, ErrorCode.INVALID_REQUEST),
+        ({"messages": [{"role": "user"}]}, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_wrong_arguments_are_refused_at_the_call(client: Client, arguments: dict[str, object], code: ErrorCode) -> None:
+    """And nothing is sent."""
+    with pytest.raises(RequestRefused) as refused:
+        client.session().generate(**arguments)  # type: ignore[arg-type]
+    assert refused.value.code is code
+
+
+def test_text_and_messages_are_tokenized_by_the_models_card(broker: Broker, client: Client) -> None:
+    """Fetched once, and named in the request, so that no other model gets these ids."""
+    session = client.session("talk")
+    first = session.generate("hé", max_tokens=3, sampling=SamplingParams(temperature=0.0, seed=5))
+    sent = broker.expect(Generate)
+    assert sent.prompt_token_ids.to_list() == TOKENIZER.encode("hé")
+    assert (sent.request_id, sent.session_id, sent.model) == (first.request_id, "talk", "toy")
+    assert (sent.max_tokens, sent.sampling.seed) == (3, 5)
+    second = session.generate(messages=[ChatMessage("user", "hi"), {"role": "assistant", "content": "ho"}])
+    assert broker.expect(Generate).prompt_token_ids.to_list() == TOKENIZER.encode("<user>hi<assistant>ho")
+    first.close()
+    second.close()
+
+
+def test_the_card_is_fetched_once_and_kept_on_disk(broker: Broker, settings: ClientSettings) -> None:
+    """Under its digest; a damaged file is fetched anew."""
+    assert settings.cache_folder is not None
+    kept = settings.cache_folder / "cards" / card_digest(CARD.encode())
+    for is_asked, damage in ((True, False), (False, True), (True, False)):
+        with Client(settings=settings) as client:
+            assert client.card() == CARD
+            assert client.tokenizer().encode("a") == TOKENIZER.encode("a")
+            assert client.models()[0].name == "toy"
+        assert broker.has(GetCard, 0.3) == is_asked
+        if damage:
+            kept.write_bytes(b"damaged")
+
+
+def test_a_card_that_is_not_what_was_asked_for_is_no_card(settings: ClientSettings, broker: Broker) -> None:
+    """Its digest is checked."""
+    broker.card = tiny_card(chat_template="other").encode()
+    with Client(settings=settings) as client, pytest.raises(StagewireError) as error:
+        client.card()
+    assert error.value.code is ErrorCode.PROTOCOL_ERROR
+
+
+# --- events and results ---------------------------------------------------------------------------------------
+
+
+def test_events_carry_whole_characters_and_the_result_all_of_it(
+    context: Context, broker: Broker, client: Client
+) -> None:
+    """A character that spans tokens comes with its last; usage and timings are measured."""
+    generation = client.session().generate("hi")
+    events = answer(context, broker, generation, "aé!")
+    assert [event.text for event in events] == ["a", "", "é", "!"]
+    assert [event.index for event in events] == [0, 1, 2, 3]
+    result = generation.result
+    assert (result.text, list(result.token_ids)) == ("aé!", TOKENIZER.encode("aé!"))
+    assert result.usage == Usage(2, 4, 2)
+    timings = result.timings
+    assert timings.accepted_s is not None
+    assert timings.first_token_s is not None
+    assert 0 < timings.accepted_s <= timings.first_token_s <= timings.total_s
+
+
+def test_text_that_was_held_back_is_never_lost(context: Context, broker: Broker, client: Client) -> None:
+    """A beginning of a stop string that does not come."""
+    generation = client.session().generate("hi", stop="END")
+    assert "".join(event.text for event in answer(context, broker, generation, "an EN")) == "an EN"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(context: Context, broker: Broker, client: Client) -> None:
+    """Once there are no more tokens."""
+    generation = client.session().generate("hi")
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, TOKENIZER.encode("é")[0], ending=length(1))
+    assert generation.wait(WAIT_S).text == "\ufffd"
+
+
+def test_logprobs_come_with_their_tokens(context: Context, broker: Broker, client: Client) -> None:
+    """The chosen token's and the most likely ones'."""
+    generation = client.session().generate(prompt_token_ids=[1], sampling=SamplingParams(logprobs=1))
+    tail = linked(context, broker)
+    logprobs = (TokenLogprobs(-0.5, ((7, -0.5),)), TokenLogprobs(-1.0, ((8, -1.0),)))
+    tail.send(ReturnTokens((ReturnItem(generation.request_id, 0, (7, 8), logprobs, length(2)),)))
+    events = list(generation)
+    assert events == [TokenEvent(7, "", 0, -0.5, ((7, -0.5),)), TokenEvent(8, "", 1, -1.0, ((8, -1.0),))]
+
+
+@pytest.mark.parametrize("stop", ["END", ["nothing", "END"]])
+def test_a_stop_string_that_spans_tokens_ends_the_answer(
+    context: Context, broker: Broker, client: Client, stop: str | Sequence[str]
+) -> None:
+    """Text before it, tokens up to the one that completed it, whatever still comes; upstream is cancelled."""
+    generation = client.session().generate("hi", stop=stop)
+    tail = linked(context, broker)
+    token_ids = TOKENIZER.encode("so END and on")
+    tail.tokens(generation.request_id, 0, *token_ids[:4])
+    assert [next(generation).text for _ in range(4)] == ["s", "o", " ", ""]
+    tail.tokens(generation.request_id, 4, *token_ids[4:])
+    assert "".join(event.text for event in generation) == ""
+    result = generation.result
+    assert (result.text, list(result.token_ids)) == ("so ", token_ids[:6])
+    assert (result.finish_reason, result.stop_reason) == (FinishReason.STOP, "END")
+    assert result.usage.completion_tokens == 6
+    assert tail.expect(ReturnControl).action is ReturnAction.CANCEL
+    tail.tokens(
+        generation.request_id, len(token_ids), ending=Ending(FinishReason.CANCELLED, len(token_ids), Usage(2, 3))
+    )
+    while not any(one.ended for one in tail.expect(ReturnAck).items):
+        pass
+    assert generation.result == result
+
+
+def test_token_ids_need_no_tokenizer_and_give_text_if_asked(context: Context, broker: Broker, client: Client) -> None:
+    """`detokenize` asks for it."""
+    generation = client.session().generate(prompt_token_ids=[1], detokenize=True)
+    assert [event.text for event in answer(context, broker, generation, "ab")] == ["a", "b"]
+
+
+# --- endings --------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_raised_by_the_iterator(broker: Broker, client: Client) -> None:
+    """With the broker's code, and whether to try again."""
+    broker.on_generate = lambda one: [Refused(one.request_id, ErrorCode.QUEUE_FULL, "too many")]
+    generation = client.session().generate(prompt_token_ids=[1])
+    with pytest.raises(RequestRefused) as refused:
+        next(generation)
+    assert (refused.value.code, refused.value.retryable) == (ErrorCode.QUEUE_FULL, True)
+    assert isinstance(generation.result.error, RequestRefused)
+
+
+def test_a_failure_in_mid_stream_keeps_what_came_before(context: Context, broker: Broker, client: Client) -> None:
+    """The error carries the partial result."""
+    generation = client.session().generate(prompt_token_ids=[1])
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, 5)
+    assert next(generation).token_id == 5
+    lost = Ending(FinishReason.FAILED, None, Usage(1, 0), (), ErrorCode.STAGE_LOST, "gone")
+    broker.send(Ended(generation.request_id, lost))
+    with pytest.raises(RequestFailed) as failed:
+        next(generation)
+    assert failed.value.code is ErrorCode.STAGE_LOST
+    assert failed.value.result is not None
+    assert failed.value.result.token_ids == (5,)
+    assert generation.result is failed.value.result
+
+
+def test_a_cancelled_request_ends_with_its_partial_tokens(context: Context, broker: Broker, client: Client) -> None:
+    """The tail's ending counts: what was on its way still comes."""
+    generation = client.session().generate(prompt_token_ids=[1])
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, 5)
+    assert next(generation).token_id == 5
+    generation.cancel()
+    assert tail.expect(ReturnControl).action is ReturnAction.CANCEL
+    tail.tokens(generation.request_id, 1, 6, ending=Ending(FinishReason.CANCELLED, 2, Usage(1, 2)))
+    assert [event.token_id for event in generation] == [6]
+    assert (generation.result.finish_reason, generation.result.token_ids) == (FinishReason.CANCELLED, (5, 6))
+
+
+def test_closing_early_leaves_a_partial_result_at_once(context: Context, broker: Broker, client: Client) -> None:
+    """As leaving the `with` does; upstream hears of it."""
+    with client.session().generate(prompt_token_ids=[1]) as generation:
+        tail = linked(context, broker)
+        tail.tokens(generation.request_id, 0, 5)
+        assert next(generation).token_id == 5
+    assert (generation.result.finish_reason, generation.result.token_ids) == (FinishReason.CANCELLED, (5,))
+    assert tail.expect(ReturnControl).action is ReturnAction.CANCEL
+    assert list(generation) == []
+
+
+def test_waiting_is_bounded_and_the_request_goes_on(context: Context, broker: Broker, client: Client) -> None:
+    """`TimeoutError`, and then the rest."""
+    generation = client.session().generate(prompt_token_ids=[1])
+    tail = linked(context, broker)
+    with pytest.raises(TimeoutError):
+        generation.wait(0.1)
+    with pytest.raises(RequestFailed):
+        _ = generation.result
+    tail.tokens(generation.request_id, 0, 5, ending=length(1))
+    assert generation.wait(WAIT_S).token_ids == (5,)
+
+
+def test_a_closed_client_takes_no_requests(client: Client) -> None:
+    """And says so."""
+    client.close()
+    with pytest.raises(StagewireError):
+        client.session().generate(prompt_token_ids=[1])
+    with pytest.raises(StagewireError):
+        client.status()
+
+
+def test_a_tail_without_sense_fails_only_its_request(context: Context, broker: Broker, client: Client) -> None:
+    """A token id outside the vocabulary."""
+    generation = client.session().generate("hi")
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, 100_000)
+    with pytest.raises(RequestFailed) as failed:
+        next(generation)
+    assert failed.value.code is ErrorCode.PROTOCOL_ERROR
+    assert client.status().num_clients == 1
+
+
+# --- snapshots ------------------------------------------------------------------------------------------------
+
+
+def ended(num_kept: int, code: ErrorCode | None = None) -> Callable[[Generate], list[Message]]:
+    """As `on_generate`: whatever is asked for has ended, with so many tokens kept."""
+    reason = FinishReason.FAILED if code else FinishReason.LENGTH
+    ending = Ending(reason, None, Usage(3, 0), code=code, kept_tokens=num_kept)
+    return lambda generate: [*dispatched()(generate), Ended(generate.request_id, ending)]
+
+
+def test_a_snapshot_says_how_long_it_is_or_why_there_is_none(broker: Broker, settings: ClientSettings) -> None:
+    """A request for no token; sync and asyncio alike."""
+    with Client(settings=settings) as client:
+        broker.on_generate = ended(3)
+        assert client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
+        asked = broker.expect(Generate)
+        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules"), 0)
+        broker.on_generate = ended(0)
+        with pytest.raises(RequestFailed, match="not complete"):
+            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
+        broker.on_generate = ended(0, ErrorCode.SNAPSHOT_LIMIT)
+        with pytest.raises(RequestFailed) as failed:
+            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
+        assert failed.value.code is ErrorCode.SNAPSHOT_LIMIT
+
+    async def story(client: AsyncClient) -> None:
+        broker.on_generate = ended(3)
+        assert await client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
+
+    run(settings, story)
+
+
+def test_an_order_that_is_not_carried_out_raises_with_the_heads_reason(
+    broker: Broker, settings: ClientSettings
+) -> None:
+    """Sync and asyncio alike; what is there is told."""
+    info = SnapshotInfo("rules", 3, 1, True, "1.1")
+
+    def answer(asked: AskSnapshots) -> Snapshots:
+        is_known = asked.order.name in ("", "rules")
+        code = None if is_known else ErrorCode.SNAPSHOT_NOT_FOUND
+        return Snapshots(asked.order, (info,), (), code, "" if is_known else "no such snapshot")
+
+    broker.on_snapshots = answer
+    with Client(settings=settings) as client:
+        assert client.snapshot_info("rules") == info
+        assert client.snapshot_info("other") is None
+        assert client.export_snapshot("rules").order == SnapshotOrder(SnapshotAction.EXPORT, "rules", "rules")
+        for order in (client.export_snapshot, client.rename_snapshot):
+            with pytest.raises(StagewireError, match="no such snapshot") as failed:
+                order("other", "rules")
+            assert failed.value.code is ErrorCode.SNAPSHOT_NOT_FOUND
+
+    async def story(client: AsyncClient) -> None:
+        assert await client.snapshot_info("rules") == info
+        assert (await client.rename_snapshot("rules", "b")).items == (info,)
+        with pytest.raises(StagewireError, match="no such snapshot"):
+            await client.export_snapshot("other")
+
+    run(settings, story)
+
+
+def test_an_import_is_a_request_without_a_prompt(broker: Broker, settings: ClientSettings) -> None:
+    """Its tokens are those of the file."""
+    with Client(settings=settings) as client:
+        broker.on_generate = ended(40)
+        assert client.session().import_snapshot("rules", "rules-v1") == 40
+        asked = broker.expect(Generate)
+        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules", file="rules-v1"), 0)
+        assert len(asked.prompt_token_ids) == 0
+        broker.on_generate = ended(0, ErrorCode.SNAPSHOT_FILE)
+        with pytest.raises(RequestFailed) as failed:
+            client.session().import_snapshot("rules", "rules-v1")
+        assert failed.value.code is ErrorCode.SNAPSHOT_FILE
+        broker.on_generate = ended(0)
+        client.session().generate(prompt_token_ids=[1], max_tokens=0, restore="rules").wait()
+        while broker.expect(Generate).restore != "rules":
+            pass
+
+    async def story(client: AsyncClient) -> None:
+        broker.on_generate = ended(40)
+        assert await client.session().import_snapshot("rules", "rules-v1") == 40
+
+    run(settings, story)
+
+
+# --- asyncio --------------------------------------------------------------------------------------------------
+
+
+def run(settings: ClientSettings, story: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncClient(settings=settings) as client:
+            await story(client)
+
+    asyncio.run(main())
+
+
+def test_asyncio_gives_the_same_events_and_result(context: Context, broker: Broker, settings: ClientSettings) -> None:
+    """`async for`, `wait`, `result`."""
+
+    async def story(client: AsyncClient) -> None:
+        await client.connect()
+        assert (await client.card()) == CARD
+        assert [info.name for info in await client.models()] == ["toy"]
+        generation = await client.session().generate("hi", stop="END")
+        tail = await asyncio.to_thread(linked, context, broker)
+        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("so END and"))
+        assert "".join([event.text async for event in generation]) == "so "
+        assert generation.result.stop_reason == "END"
+        with pytest.raises(RequestRefused):
+            await client.session().generate()
+
+    run(settings, story)
+
+
+def test_a_cancelled_task_cancels_its_request_upstream(broker: Broker, settings: ClientSettings) -> None:
+    """The cancellation itself goes on to whoever awaits the task."""
+
+    async def read(client: AsyncClient) -> None:
+        async for _event in await client.session().generate(prompt_token_ids=[1]):
+            pass
+
+    async def story(client: AsyncClient) -> None:
+        task = asyncio.create_task(read(client))
+        request = await asyncio.to_thread(broker.expect, Generate)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == request.request_id
+
+    run(settings, story)
+
+
+def test_an_async_generation_that_is_left_or_dropped_is_cancelled(broker: Broker, settings: ClientSettings) -> None:
+    """By `aclose`, and by the garbage collector; a wait that times out cancels nothing."""
+
+    async def story(client: AsyncClient) -> None:
+        generation = await client.session().generate(prompt_token_ids=[1])
+        with pytest.raises(TimeoutError):
+            await generation.wait(0.05)
+        await generation.aclose()
+        assert generation.result.finish_reason is FinishReason.CANCELLED
+        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == generation.request_id
+        request_id = (await client.session().generate(prompt_token_ids=[1])).request_id
+        gc.collect()
+        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == request_id
+
+    run(settings, story)
+
+
+def test_a_thousand_streams_share_one_link(context: Context, broker: Broker, settings: ClientSettings) -> None:
+    """All get their tokens in order, and all are acknowledged to the end."""
+    num_streams, num_tokens = 1000, 10
+
+    async def read(client: AsyncClient) -> tuple[int, ...]:
+        generation = await client.session().generate(prompt_token_ids=[1])
+        return (await generation.wait(60)).token_ids
+
+    async def story(client: AsyncClient) -> None:
+        tasks = [asyncio.create_task(read(client)) for _ in range(num_streams)]
+        acknowledged = await asyncio.to_thread(serve)
+        assert await asyncio.gather(*tasks) == [tuple(range(num_tokens))] * num_streams
+        assert acknowledged == num_streams
+
+    def serve() -> int:
+        tail = linked(context, broker)
+        while len(request_ids) < num_streams:
+            broker.expect(Generate)
+        for number in range(num_tokens):
+            ending = length(num_tokens) if number == num_tokens - 1 else None
+            tail.send(ReturnTokens(tuple(ReturnItem(one, number, (number,), (), ending) for one in request_ids)))
+        ended: set[str] = set()
+        while len(ended) < num_streams:
+            ended |= {one.request_id for one in tail.expect(ReturnAck).items if one.ended}
+        return len(ended)
+
+    request_ids: list[str] = []
+
+    def on_generate(one: Generate) -> list[Message]:
+        request_ids.append(one.request_id)
+        return dispatched()(one)
+
+    broker.on_generate = on_generate
+    run(settings, story)

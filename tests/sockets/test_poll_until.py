@@ -1,0 +1,70 @@
+"""Waiting for sockets: messages at once, the end nearly exactly, and hardly any of it by spinning."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from stagewire.sockets.poll_until import Ready, poll_until
+
+Socket = zmq.Socket[bytes]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Socket, Socket, zmq.Poller]]:
+    """A socket to send on, one to receive on, and a poller of the latter."""
+    with zmq.Context() as context:
+        receiver, sender = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+        port = receiver.bind_to_random_port("tcp://127.0.0.1")
+        sender.set(zmq.LINGER, 0)
+        sender.connect(f"tcp://127.0.0.1:{port}")
+        poller = zmq.Poller()
+        poller.register(receiver, zmq.POLLIN)
+        yield sender, receiver, poller
+        sender.close()
+        receiver.close(linger=0)
+
+
+def wait(poller: zmq.Poller, end: float) -> Ready:
+    """Call it until something is ready or the end is there."""
+    ready: Ready = {}
+    while not ready and time.monotonic() < end:
+        ready = poll_until(poller, end)
+    return ready
+
+
+def test_it_returns_as_soon_as_a_message_is_there(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    sender, receiver, poller = pair
+    started = time.monotonic()
+    timer = threading.Timer(0.05, lambda: sender.send(b"x"))
+    timer.start()
+    ready = wait(poller, started + 20.0)
+    timer.join()
+    assert ready == {receiver: zmq.POLLIN}
+    assert time.monotonic() - started < 10.0
+
+
+def test_a_message_of_before_is_seen_after_the_end(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """An end in the past asks what is ready now."""
+    sender, receiver, poller = pair
+    assert poll_until(poller, time.monotonic() - 1.0) == {}
+    sender.send(b"x")
+    assert receiver.poll(5000)
+    assert poll_until(poller, time.monotonic() - 1.0) == {receiver: zmq.POLLIN}
+
+
+def test_less_than_a_millisecond_is_mostly_slept(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """`zmq.Poller` alone could only spin there, or be late by up to a millisecond."""
+    _, _, poller = pair
+    lates, used_s = [], time.thread_time()
+    for _ in range(200):
+        end = time.monotonic() + 0.0009
+        assert wait(poller, end) == {}
+        lates.append(time.monotonic() - end)
+    used_s = time.thread_time() - used_s
+    assert used_s < 0.6 * 200 * 0.0009
+    assert min(lates) < 0.0002

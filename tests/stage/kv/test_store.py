@@ -1,0 +1,413 @@
+"""Block lists and the cache behind them: nothing is lost, nothing public is written to, nothing is done by halves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from numpy.typing import NDArray
+
+from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv.store import KvStore
+from stagewire.wire.request import CacheStatistics
+
+
+def ids(num_tokens: int, first: int = 0) -> NDArray[np.int32]:
+    return np.arange(first, first + num_tokens, dtype=np.int32)
+
+
+def new_store(num_blocks: int = 8, block_size: int = 4, **options: int) -> KvStore:
+    store = KvStore(num_blocks, block_size, block_bytes=40)
+    limits = {"num_blocks": num_blocks, "max_cached_blocks": num_blocks} | options
+    store.begin_epoch("n", limits["num_blocks"], limits["max_cached_blocks"], bool(limits.get("is_row_exact", 1)))
+    store.begin_step(1)
+    return store
+
+
+def run(store: KvStore, token_ids: NDArray[np.int32], step_id: int = 1) -> None:
+    """A sequence that is computed and released."""
+    store.begin_step(step_id)
+    store.append(999, 0, token_ids)
+    store.release(999)
+
+
+# --- block lists ---
+
+
+def test_a_sequence_takes_blocks_as_it_grows() -> None:
+    """One more at each multiple of the block size, the last one partly used."""
+    store = new_store()
+    assert store.append(1, 0, ids(4)) is None
+    assert store.append(1, 4, ids(1, 4)) is None
+    assert store.block_table(1).tolist() == [0, 1] and store.length(1) == 5
+
+
+def test_behind_changes_nothing() -> None:
+    """The tokens before the position are not there: a miss."""
+    store = new_store()
+    store.append(1, 0, ids(3))
+    assert store.append(1, 4, ids(1)) == Behind(3)
+    assert store.append(2, 1, ids(1)) == Behind(0)
+    assert store.length(1) == 3 and store.length(2) == 0 and store.num_free == 7
+
+
+def test_a_rewind_keeps_the_blocks_that_are_needed_again() -> None:
+    """What lies at or after the position is written anew, in place."""
+    store = new_store()
+    store.append(1, 0, ids(16))
+    assert store.append(1, 5, ids(3)) is None
+    assert store.block_table(1).tolist() == [0, 1] and store.num_free == 6
+
+
+def test_a_rewind_into_a_public_block_copies_it() -> None:
+    """Others may have found it already."""
+    store = new_store()
+    store.append(1, 0, ids(8))
+    store.append(1, 8, ids(1, 8))
+    assert store.append(1, 5, ids(3, 50)) == Copy(1, 2)
+    assert store.block_table(1).tolist() == [0, 2] and store.probe(ids(8), 8) == 8
+
+
+def test_too_little_room_changes_nothing() -> None:
+    """Not a part of the blocks either."""
+    store = new_store(2)
+    store.append(1, 0, ids(4))
+    assert store.append(2, 0, ids(5)) == OutOfBlocks(2, 1)
+    assert store.length(2) == 0 and store.num_free == 1
+    store.check_invariants()
+
+
+def test_release_is_idempotent() -> None:
+    """It goes down the whole chain, also after a miss."""
+    store = new_store(2)
+    store.append(1, 0, ids(8))
+    store.release(1)
+    store.release(1)
+    store.release(99)
+    assert store.num_free == 2
+
+
+# --- what is found ---
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "held"),
+    [
+        (ids(10), 9, 9),  # the whole prompt, but for the token to decode from
+        (ids(10), 10, 10),
+        (ids(9), 8, 8),  # a prompt that ends within the kept one's last block: its full blocks
+        (ids(30), 29, 10),  # a longer one: the partial block too
+        (np.concatenate([ids(6), ids(9, 50)]), 14, 4),  # differing in the second block
+        (ids(10, 1), 9, 0),
+        (ids(3), 2, 0),
+    ],
+)
+def test_a_prompt_is_found_by_its_full_blocks_and_then_by_its_partial_one(
+    prompt: NDArray[np.int32], limit: int, held: int
+) -> None:
+    """Ten tokens in blocks of four were computed: two full blocks, and one of two tokens under its own key."""
+    store = new_store()
+    run(store, ids(10))
+    assert store.lookup(prompt, limit) == store.probe(prompt, limit) == store.restore(1, prompt, limit) == held
+    assert store.length(1) == held
+    store.check_invariants()
+
+
+def test_a_full_block_may_be_restored_but_for_its_end() -> None:
+    """Eight tokens are two full blocks; the seven before the last are all that a restore-and-decode wants."""
+    store = new_store()
+    run(store, ids(8))
+    assert store.restore(1, ids(8), 7) == 7
+    copy = store.append(1, 7, ids(1, 7), is_decode=True)
+    assert isinstance(copy, Copy) and store.block_table(1).tolist() == [0, copy.target] and copy.source == 1
+
+
+def test_restoring_is_taking_references_and_writing_is_to_a_copy() -> None:
+    """Two sequences share all blocks until one of them writes into the last."""
+    store = new_store()
+    run(store, ids(10))
+    for seq_id in (1, 2):
+        assert store.restore(seq_id, ids(10), 9) == 9
+    assert store.block_table(1).tolist() == store.block_table(2).tolist() == [0, 1, 2] and store.num_used == 3
+    assert store.append(1, 9, ids(1, 9), is_decode=True) == Copy(2, 3)
+    assert store.append(2, 9, ids(1, 9), is_decode=True) == Copy(2, 4)
+    store.check_invariants()
+
+
+def test_what_is_computed_is_public_only_once_a_later_step_or_the_release_confirms_it() -> None:
+    """A step's own rows are not: it may still fail."""
+    store = new_store()
+    store.append(1, 0, ids(8))
+    assert store.probe(ids(8), 8) == 0
+    store.append(1, 8, ids(2, 8))
+    assert store.probe(ids(10), 10) == 8
+    store.append(1, 10, ids(1, 10), is_decode=True, is_prompt=False)
+    assert store.probe(ids(10), 10) == 10, "a decode ends the prompt, so its partial block counts"
+
+
+def test_what_an_epoch_ends_in_never_gets_public() -> None:
+    """Its last step may have failed; what was public before stays."""
+    store = new_store()
+    store.append(1, 0, ids(8))
+    store.append(1, 8, ids(4, 8))
+    store.begin_epoch("n", 8, 8, is_row_exact=True)
+    assert store.probe(ids(12), 12) == 8 and store.num_used == 0
+    store.check_invariants()
+
+
+def test_what_a_rewind_drops_never_gets_public() -> None:
+    """Tokens at or after a later `pos_start` were wrong."""
+    store = new_store()
+    store.append(1, 0, ids(12))
+    store.append(1, 4, ids(8, 70))
+    store.release(1)
+    assert store.probe(ids(12), 12) == 4
+
+
+def test_generated_tokens_are_found_too() -> None:
+    """In full blocks; where decode's rows may differ from prefill's, only what prefill has computed."""
+    for is_row_exact, held in ((1, 12), (0, 6)):
+        store = new_store(is_row_exact=is_row_exact)
+        store.append(1, 0, ids(6))
+        for position in range(6, 13):
+            store.append(1, position, ids(1, position), is_decode=True, is_prompt=False)
+        store.release(1)
+        assert store.probe(ids(13), 13) == held
+
+
+def test_two_that_compute_the_same_hold_the_same_blocks_afterwards() -> None:
+    """The second gives up its own, so that whoever holds a block holds all before it."""
+    store = new_store()
+    for seq_id in (1, 2):
+        store.append(seq_id, 0, ids(9))
+    for seq_id in (1, 2):
+        store.append(seq_id, 9, ids(1, 9), is_decode=True, is_prompt=False)
+    assert store.block_table(1).tolist()[:2] == store.block_table(2).tolist()[:2]
+    store.check_invariants()
+
+
+def test_other_arithmetic_or_weights_find_nothing() -> None:
+    """The same tokens under another digest are another key; the old ones come back with the old digest."""
+    store = new_store()
+    run(store, ids(8))
+    store.begin_epoch("other", 8, 8, is_row_exact=True)
+    assert store.probe(ids(8), 8) == 0
+    store.begin_epoch("n", 8, 8, is_row_exact=True)
+    assert store.probe(ids(8), 8) == 8
+
+
+def test_a_cache_of_no_blocks_is_off() -> None:
+    """Nothing is recorded, nothing found."""
+    store = new_store(max_cached_blocks=0)
+    run(store, ids(8))
+    assert store.probe(ids(8), 8) == 0 and store.num_cached == 0
+
+
+# --- what is kept ---
+
+
+def test_what_is_kept_stays_when_its_source_goes_on_and_goes() -> None:
+    """The source writes to a copy; what is kept becomes public with the next step."""
+    store = new_store()
+    store.append(1, 0, ids(6))
+    assert store.keep(1, 2, 6) and store.probe(ids(6), 6) == 0
+    store.begin_step(2)
+    assert store.probe(ids(6), 6) == 6
+    assert store.append(1, 6, ids(2, 70)) == Copy(1, 2)
+    store.release(1)
+    store.clear()
+    assert store.length(2) == 6 and store.num_used == 2 and store.probe(ids(6), 6) == 6
+    store.check_invariants()
+
+
+def test_what_is_not_there_is_not_kept() -> None:
+    """Nor is an unknown sequence; a sequence of the new id stays as it is."""
+    store = new_store()
+    store.append(1, 0, ids(6))
+    assert not store.keep(1, 2, 7) and not store.keep(5, 2, 1)
+    assert store.length(2) == 0 and store.num_used == 2
+
+
+def test_what_is_kept_may_end_before_its_source() -> None:
+    """Then its last block goes on with other tokens, which it never sees, and which become public as a full block."""
+    store = new_store()
+    store.append(1, 0, ids(12))
+    assert store.keep(1, 2, 6)
+    store.begin_step(2)
+    store.append(1, 12, ids(1, 12))
+    assert store.block_table(2).tolist() == [0, 1] and store.probe(ids(12), 12) == 12
+    store.check_invariants()
+
+
+# --- what is given up ---
+
+
+def test_the_longest_unused_goes_first_and_of_a_chain_the_deepest() -> None:
+    """Two chains in a pool of six; a third prompt needs three blocks."""
+    store = new_store(6)
+    run(store, ids(12), step_id=1)
+    run(store, ids(12, 100), step_id=2)
+    run(store, ids(12, 200), step_id=3)
+    assert [store.probe(ids(12, first), 12) for first in (0, 100, 200)] == [0, 12, 12]
+    run(store, ids(4, 300), step_id=4)
+    assert [store.probe(ids(12, first), 12) for first in (0, 100, 200)] == [0, 8, 12]
+
+
+def test_use_keeps_a_prefix_alive() -> None:
+    """A restore counts as one, and reaches all blocks of the chain."""
+    store = new_store(6)
+    run(store, ids(12), step_id=1)
+    run(store, ids(12, 100), step_id=2)
+    store.begin_step(3)
+    assert store.restore(1, ids(12), 12) == 12
+    store.release(1)
+    run(store, ids(8, 200), step_id=4)
+    assert [store.probe(ids(12, first), 12) for first in (0, 100)] == [12, 4]
+
+
+def test_a_budget_bounds_what_rests() -> None:
+    """Beyond it the same order decides at once."""
+    store = new_store(8, max_cached_blocks=2)
+    run(store, ids(12))
+    assert store.num_cached == 2 and store.probe(ids(12), 12) == 8
+    assert store.take_statistics().evicted_blocks == 1
+
+
+def test_without_another_block_a_sequence_writes_over_its_own_key() -> None:
+    """A pool that is full to the last block costs the key, never the request."""
+    store = new_store(2)
+    store.append(1, 0, ids(6))
+    assert store.append(1, 6, ids(1, 6), is_decode=True, is_prompt=False) is None
+    assert store.probe(ids(6), 6) == 4
+    store.check_invariants()
+
+
+def test_a_clear_forgets_what_no_sequence_holds() -> None:
+    """What runs keeps its blocks."""
+    store = new_store()
+    run(store, ids(8, 50))
+    store.append(1, 0, ids(4))
+    store.append(1, 4, ids(1, 4))
+    assert store.clear() == 2
+    assert store.probe(ids(8, 50), 8) == 0 and store.probe(ids(4), 4) == 4
+    store.check_invariants()
+
+
+def test_what_happened_is_counted() -> None:
+    """Once each: tokens and bytes both ways, and lookups that no restore follows; who restores counts that."""
+    store = new_store()
+    run(store, ids(10))
+    assert store.restore(1, ids(10), 9) == 9
+    assert store.restore(2, ids(14), 13) == 10
+    assert store.lookup(ids(4, 70), 3) == 0
+    assert store.take_statistics() == CacheStatistics(
+        lookups=1, misses=1, restored_tokens=19, restored_bytes=190, recorded_tokens=10, recorded_bytes=100
+    )
+    assert store.take_statistics() == CacheStatistics()
+    assert store.statistics.lookups == 1
+
+
+# --- anything in any order ---
+
+
+class AnySteps(RuleBasedStateMachine):
+    """Whatever is appended, restored, rewound, released and cleared: every public block keeps its tokens' content.
+
+    `content` is what the operators' memory would hold; a row that is written says which token chain it belongs to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store, self.twin = new_store(6), new_store(6)
+        self.content: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.step = 1
+
+    def both(self, step_id: int) -> None:
+        self.step = step_id
+        self.store.begin_step(step_id)
+        self.twin.begin_step(step_id)
+
+    @rule(
+        seq_id=st.integers(1, 4),
+        pos_start=st.integers(0, 20),
+        new=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        is_decode=st.booleans(),
+    )
+    def append(self, seq_id: int, pos_start: int, new: list[int], is_decode: bool) -> None:
+        self.both(self.step + 1)
+        if is_decode:
+            pos_start, new = len(self.tokens.get(seq_id, [])), new[:1]
+        token_ids, kind = np.array(new, np.int32), {"is_decode": is_decode, "is_prompt": not is_decode}
+        answer = self.store.append(seq_id, pos_start, token_ids, **kind)
+        assert answer == self.twin.append(seq_id, pos_start, token_ids, **kind)
+        held = self.tokens.get(seq_id, [])
+        if pos_start > len(held):
+            assert answer == Behind(len(held))
+        elif not isinstance(answer, OutOfBlocks):
+            if isinstance(answer, Copy):
+                for slot in range(4):
+                    self.content[answer.target, slot] = self.content.get((answer.source, slot), ())
+            self.tokens[seq_id] = held[:pos_start] + new
+            self.write(seq_id, pos_start)
+
+    def write(self, seq_id: int, pos_start: int) -> None:
+        table, tokens = self.store.block_table(seq_id), self.tokens[seq_id]
+        for position in range(pos_start, len(tokens)):
+            self.content[int(table[position // 4]), position % 4] = tuple(tokens[: position + 1])
+
+    @rule(
+        seq_id=st.integers(1, 4), prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), spare=st.integers(0, 3)
+    )
+    def restore(self, seq_id: int, prompt: list[int], spare: int) -> None:
+        self.both(self.step + 1)
+        limit = max(1, len(prompt) - spare)
+        num_held = self.store.restore(seq_id, np.array(prompt, np.int32), limit)
+        assert num_held == self.twin.restore(seq_id, np.array(prompt, np.int32), limit)
+        self.tokens.pop(seq_id, None)
+        if num_held:
+            self.tokens[seq_id] = prompt[:num_held]
+
+    @rule(source=st.integers(1, 4), other=st.integers(1, 3), num_tokens=st.integers(1, 12))
+    def keep(self, source: int, other: int, num_tokens: int) -> None:
+        self.both(self.step + 1)
+        kept = 1 + (source - 1 + other) % 4
+        is_kept = self.store.keep(source, kept, num_tokens)
+        assert is_kept == self.twin.keep(source, kept, num_tokens) == (len(self.tokens.get(source, [])) >= num_tokens)
+        if is_kept:
+            self.tokens[kept] = self.tokens[source][:num_tokens]
+
+    @rule(seq_id=st.integers(1, 4))
+    def release(self, seq_id: int) -> None:
+        self.both(self.step + 1)
+        self.store.release(seq_id)
+        self.twin.release(seq_id)
+        self.tokens.pop(seq_id, None)
+
+    @rule()
+    def clear(self) -> None:
+        assert self.store.clear() == self.twin.clear()
+
+    @invariant()
+    def every_sequence_sees_its_own_tokens(self) -> None:
+        self.store.check_invariants()
+        assert self.store.prefixes() == self.twin.prefixes()
+        for seq_id, tokens in self.tokens.items():
+            table = self.store.block_table(seq_id)
+            assert self.store.length(seq_id) == len(tokens)
+            assert table.tolist() == self.twin.block_table(seq_id).tolist()
+            for position in range(len(tokens)):
+                assert self.content[int(table[position // 4]), position % 4] == tuple(tokens[: position + 1])
+
+    def teardown(self) -> None:
+        for seq_id in range(1, 5):
+            self.store.release(seq_id)
+        self.store.clear()
+        assert self.store.num_free == 6 and self.store.num_cached == 0
+        self.store.check_invariants()
+
+
+AnySteps.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnySteps = AnySteps.TestCase
