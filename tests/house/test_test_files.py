@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 TESTS = Path(__file__).resolve().parents[1]
 MAX_LINES = 400
 # Not a package's: the bench's own tests, the rules of the tree, and the system as a whole.
@@ -38,10 +36,12 @@ def test_every_folder_of_tests_is_a_packages() -> None:
     assert [str(folder) for folder in of_packages if not (TESTS.parent / folder / "__init__.py").is_file()] == []
 
 
-@pytest.mark.parametrize("path", python_files(shared=True), ids=named)
-def test_a_file_of_tests_imports_from_no_other_but_support(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    froms = [node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+def test_files_of_tests_share_through_support_alone() -> None:
     folders = {top.name for top in TESTS.iterdir() if top.is_dir()} - NOT_TESTS | {"", "tests", "conftest"}
-    assert [name for name in [*froms, *plain] if name.split(".")[0] in folders] == []
+    wrong = []
+    for path in python_files(shared=True):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        imported = ["." * node.level + (node.module or "") for node in nodes if isinstance(node, ast.ImportFrom)]
+        imported += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        wrong += [f"{named(path)}: {name}" for name in imported if name.split(".")[0] in folders]
+    assert wrong == []

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.toy_operators import expected_tokens
 from support.simulated_client import Seen
 from support.simulated_stage import NUM_LAYERS
+from support.toy_operators import expected_tokens
 from support.world import World
 
 from stagewire.wire.errors import ErrorCode
