@@ -127,7 +127,7 @@ _BARE = (
     "    card = build_card(file, 'm').encode()\n"
 )
 _BARE_TORCH = (
-    "import torch, stagewire.stage.torch_stage\n"
+    "import torch, stagewire.stage.pytorch.loader\n"
     "from stagewire.stage.pytorch.selftest import run_selftest\n"
     "torch.set_num_threads(1)\n"
     "run_selftest(config, 'bf16', torch.device('cpu'))\n"
