@@ -75,6 +75,7 @@ def test_when_entered_every_stage_serves_its_layers(cluster: LocalCluster) -> No
     assert "event=loaded layers=10:30" in cluster.logs(1)
 
 
+@pytest.mark.alone  # five seconds, by its own clock
 def test_a_killed_stage_fails_its_requests_and_a_restarted_one_gives_the_same_tokens(cluster: LocalCluster) -> None:
     before = complete(cluster)
     with cluster.client() as client:

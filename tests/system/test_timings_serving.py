@@ -18,7 +18,7 @@ from stagewire.cluster.local import LocalCluster
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.counters import StageCounters
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(180)]
 
 GREEDY = SamplingParams(temperature=0)
 MAX_TOKENS = 24
