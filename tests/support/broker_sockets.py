@@ -14,10 +14,11 @@ from stagewire.broker.loop import BrokerEndpoints
 from stagewire.wire.codec import VERSION, Envelope, Message, decode, decode_ring, encode
 from stagewire.wire.control import Assemble, Assembled, Heartbeat, Register, Registered, StageInfo
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, ClientPing, Generate
+from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, ClientPing, Generate, GetStatus
 from stagewire.wire.request import ReturnOffer
 from stagewire.wire.ring import Repeat
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.status import Status
 from stagewire.wire.tensor import TokenIds
 
 HEAD = b"SW" + bytes([VERSION])
@@ -100,12 +101,18 @@ def client_of(sockets: Sockets, broker: RunningBroker, name: str = "c", offer: R
 
 
 def pipeline_of(sockets: Sockets, broker: RunningBroker) -> tuple[FakeStage, FakeStage, Epoch]:
-    """Two stages that have been assembled."""
+    """Two stages that serve, as the broker knows."""
     head, tail = (FakeStage(sockets, broker.endpoints, info) for info in (FIRST, LAST))
     epoch = head.control.expect(Assemble).epoch
     assert tail.control.expect(Assemble).next_endpoint is None
     head.control.send(Assembled(epoch))
     tail.control.send(Assembled(epoch))
+    asking, deadline = Connection(sockets, broker.endpoints.frontend), time.monotonic() + ANSWER_S
+    states = [""]
+    while states != ["serving"]:
+        assert time.monotonic() < deadline, states
+        asking.send(GetStatus())
+        states = [pipeline.state for pipeline in asking.expect(Status).pipelines]
     return head, tail, epoch
 
 
