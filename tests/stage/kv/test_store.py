@@ -218,6 +218,19 @@ def test_what_is_kept_may_end_before_its_source() -> None:
     store.check_invariants()
 
 
+def test_what_is_kept_of_something_kept_leaves_the_block_to_its_source() -> None:
+    """A snapshot within a block, resumed before its source has made that block public, as a full one."""
+    store = new_store(6)
+    store.begin_step(1)
+    store.append(1, 0, ids(4))
+    assert store.keep(1, 2, 1) and store.keep(2, 3, 1)
+    store.begin_step(2)
+    store.release(1)
+    store.check_invariants()
+    assert store.restore(4, ids(4), 4) == 4
+    assert store.block_table(4).tolist() == store.block_table(3).tolist()
+
+
 # --- what is given up ---
 
 
