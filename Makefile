@@ -1,11 +1,13 @@
-# Everything a fresh machine needs is behind these targets. Each sets up .venv first, once.
+# Everything a fresh machine needs is behind these targets. Each sets up .venv first, once: `demo` what it takes to
+# serve, the others all, PyTorch included.
 # A new target: one line `name: $(READY) ## what it does`, and its recipe.
 
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
+DEMO_READY := $(VENV)/demo-ready
 READY := $(VENV)/ready
 BENCH_READY := $(VENV)/bench-ready
-EXTRAS := text,stage,cli,dev
 ARGS ?=
 
 .DEFAULT_GOAL := help
@@ -16,7 +18,7 @@ help: ## show this list
 
 setup: $(READY) ## make .venv with all that the other targets need (python 3.10 or newer)
 
-demo: $(READY) ## a broker and two stages answer a prompt, then stop (ARGS="..." for `stagewire demo`)
+demo: $(DEMO_READY) ## a broker and two stages answer a prompt, then stop (ARGS="..." for `stagewire demo`)
 	@$(BIN)/stagewire demo $(ARGS)
 
 test: $(READY) ## the test suite (ARGS="-k name" to pick tests)
@@ -51,10 +53,10 @@ bench-sweep: $(READY) ## time per token over 1 to 4 stages and simulated delays 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# `ready` holds the folder it was made in: a tree that was moved or copied sets up again, since the editable
+# `demo-ready` holds the folder it was made in: a tree that was moved or copied sets up again, since the editable
 # install names absolute paths. It is also older than pyproject.toml when a package or a dependency was added.
-ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
-.PHONY: $(READY)
+ifneq ($(shell cat $(DEMO_READY) 2>/dev/null),$(CURDIR))
+.PHONY: $(DEMO_READY)
 endif
 
 # The first Python that is new enough and can make virtual environments; PYTHON=... goes before all others.
@@ -70,16 +72,28 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
-$(READY): pyproject.toml constraints.txt setup.py $(wildcard stage/native/src/*)
+$(DEMO_READY): pyproject.toml constraints.txt setup.py $(wildcard stage/native/src/*)
 	@$(FIND_PYTHON); \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    echo "Making $(VENV) with $$("$$python" --version)"; \
 	    "$$python" -m venv --clear $(VENV); \
 	fi
-	@echo 'Installing stagewire and what it needs; PyTorch is the large one, a few minutes the first time'
-	@echo 'the native kernels are compiled, about a minute'
-	@$(BIN)/python -m pip install --editable '.[$(EXTRAS)]' --constraint constraints.txt
+	@echo 'Installing stagewire and what it needs to serve: 35 MB to download;'
+	@echo 'its native kernels are compiled once ("Building editable for stagewire"): half a minute on two cores'
+	@$(INSTALL) '.[text,native,cli]'
+	@if ! $(BIN)/python -c $(HAS_KERNELS); then \
+	    echo 'No native kernel was built: that takes a C++ compiler, as in the package g++.'; \
+	    echo 'PyTorch computes instead: up to 3 GB to download, some minutes'; \
+	    $(INSTALL) '.[text,stage,cli]'; \
+	fi
 	@printf '%s' '$(CURDIR)' >$@
+
+HAS_KERNELS := 'import sys; from stagewire.stage.native.kernel import runnable_variants; sys.exit(not runnable_variants())'
+
+$(READY): $(DEMO_READY)
+	@echo 'Installing PyTorch and the tools of the tests: up to 3 GB to download, some minutes'
+	@$(INSTALL) '.[text,stage,cli,dev]'
+	@touch $@
 
 # llama.cpp is compiled for this machine, with its RPC servers and without its image models. A wheel that was built
 # for another machine, or with other options, will not do, so neither wheels nor pip's cache are taken.
