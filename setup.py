@@ -9,6 +9,7 @@ the process, and a build that fails is an error.
 import os
 import platform
 import sysconfig
+import threading
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -42,6 +43,18 @@ class _BuildKernels(build_ext):
         self.parallel = self.parallel or os.cpu_count()
         if self.editable_mode:  # else a folder that is new each time
             self.build_lib = f"build/editable-{sysconfig.get_platform()}"
+
+    def run(self) -> None:
+        done = threading.Event()
+        threading.Thread(target=_say_so, args=[done], daemon=True).start()
+        super().run()
+        done.set()
+
+
+def _say_so(done: threading.Event) -> None:
+    """Compilers are silent; with each line that it reads, pip moves what it shows of its progress."""
+    while not done.wait(2):
+        print("compiling the native kernels", flush=True)
 
 
 setup(
