@@ -11,7 +11,7 @@ BENCH_READY := $(VENV)/bench-ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow sanitize grafana-tools check format bench bench-sweep clean
+.PHONY: help setup demo test test-slow sanitize grafana-tools check format wheel bench bench-sweep clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,12 @@ check: $(READY) ## lint, format and types, changing nothing
 format: $(READY) ## format, and fix what lint can fix
 	$(BIN)/python -m ruff check --fix --exit-zero .
 	$(BIN)/python -m ruff format .
+
+wheel: $(DEMO_READY) ## dist/*.whl with all kernels, for other Linux machines, which need no compiler then (needs g++)
+	@$(INSTALL) '.[wheel]' --quiet
+	rm -rf dist build/wheel build/lib.* build/bdist.*
+	STAGEWIRE_KERNELS=all $(BIN)/python -m pip wheel --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 bench: $(BENCH_READY) ## Stagewire and llama.cpp side by side (ARGS="--quick", "--json", "--only decode_8", "--help")
 	@$(BIN)/python -m bench $(ARGS)

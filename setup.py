@@ -3,7 +3,7 @@
 They are optional: where there is no C++ compiler, or it does not know an instruction set, the package installs without.
 They compile side by side. An editable install keeps them in build/, and compiles only what is older than its sources.
 STAGEWIRE_SANITIZE=portable,avx2 builds those alone, for `make sanitize`: errors of memory and undefined behaviour end
-the process, and a build that fails is an error.
+the process, and a build that fails is an error; so it is with STAGEWIRE_KERNELS=all, for `make wheel`.
 """
 
 import os
@@ -69,7 +69,7 @@ setup(
             extra_link_args=["-pthread", *_SANITIZERS],
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
-            optional=not _SANITIZED,
+            optional=not _SANITIZED and os.environ.get("STAGEWIRE_KERNELS") != "all",
         )
         for name, flags in _VARIANTS.items()
     ],
