@@ -46,8 +46,8 @@ format: $(READY) ## format, and fix what lint can fix
 
 wheel: $(DEMO_READY) ## dist/*.whl with all kernels, for other Linux machines, which need no compiler then (needs g++)
 	@$(INSTALL) '.[wheel]' --quiet
-	rm -rf dist build/wheel build/lib.* build/bdist.*
-	STAGEWIRE_KERNELS=all $(BIN)/python -m pip wheel --no-deps --wheel-dir build/wheel .
+	rm -rf dist/*.whl build/wheel build/lib.* build/bdist.*
+	STAGEWIRE_KERNELS=all $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 bench: $(BENCH_READY) ## Stagewire and llama.cpp side by side (ARGS="--quick", "--json", "--only decode_8", "--help")
