@@ -188,11 +188,24 @@ def base_modules() -> list[str]:
 
 
 def test_client_broker_and_command_import_without_any_extra() -> None:
-    """An import of an extra's package, made to fail as if it were not installed, is never reached."""
-    extras = project()["project"]["optional-dependencies"]
-    blocked = {re.split(r"[^\w-]", spec)[0] for extra in ("text", "stage", "cli") for spec in extras[extra]}
+    assert_imports(base_modules(), extras=set())
+
+
+def test_a_stage_on_the_native_kernels_imports_with_their_extra_alone() -> None:
+    names = [f"stagewire.{dotted(path)}" for path in modules()]
+    stage = [name for name in names if name.startswith("stagewire.stage") and "pytorch" not in name]
+    assert_imports(stage, extras={"native"})
+
+
+def assert_imports(names: list[str], extras: set[str]) -> None:
+    """An import of another extra's package, made to fail as if it were not installed, is never reached."""
+    packages = {
+        extra: {re.split(r"[^\w-]", spec)[0] for spec in project()["project"]["optional-dependencies"][extra]}
+        for extra in ("text", "stage", "native", "cli")
+    }
+    blocked = set[str]().union(*packages.values()).difference(*(packages[extra] for extra in extras))
     code = f"import sys, importlib; sys.modules.update(dict.fromkeys({blocked}))\n"
-    code += f"for name in {base_modules()}: importlib.import_module(name)"
+    code += f"for name in {names}: importlib.import_module(name)"
     run_python(code, cwd=Path("/"))
 
 
