@@ -48,7 +48,7 @@ wheel: $(DEMO_READY) ## dist/*.whl with all kernels, for other Linux machines, w
 	@$(INSTALL) '.[wheel]' --quiet
 	rm -rf dist/*.whl build/wheel build/lib.* build/bdist.*
 	STAGEWIRE_KERNELS=all $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	PATH="$(CURDIR)/$(BIN):$$PATH" auditwheel repair --wheel-dir dist build/wheel/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 bench: $(BENCH_READY) ## Stagewire and llama.cpp side by side (ARGS="--quick", "--json", "--only decode_8", "--help")
 	@$(BIN)/python -m bench $(ARGS)
