@@ -9,6 +9,8 @@ DEMO_READY := $(VENV)/demo-ready
 READY := $(VENV)/ready
 BENCH_READY := $(VENV)/bench-ready
 ARGS ?=
+# Files of tests go to two workers as these get free: whoever shares a cluster stays together. `-n 0` takes one process.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow sanitize grafana-tools check format wheel bench bench-sweep clean
@@ -21,8 +23,8 @@ setup: $(READY) ## make .venv with all that the other targets need (python 3.10 
 demo: $(DEMO_READY) ## a broker and two stages answer a prompt, then stop (ARGS="..." for `stagewire demo`)
 	@$(BIN)/stagewire demo $(ARGS)
 
-test: $(READY) ## the test suite (ARGS="-k name" to pick tests)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+test: $(READY) ## the test suite (ARGS="-k name" to pick tests, "-n 0" for one process)
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 test-slow: $(READY) ## the tests that take longer
 	$(BIN)/python -m pytest -m slow $(ARGS)
