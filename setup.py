@@ -2,7 +2,8 @@
 
 They are optional: where there is no C++ compiler, or it does not know an instruction set, the package installs without.
 STAGEWIRE_SANITIZE=portable,avx2 builds those alone, for `make sanitize`: errors of memory and undefined behaviour end
-the process, and a build that fails is an error.
+the process, and a build that fails is an error. Builds in place (so editable installs) and sanitized ones also have
+the single operators of tests/support/native_operators.h, which kernels that are shipped do without.
 """
 
 import os
@@ -10,7 +11,9 @@ import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
+_TESTS = Path("tests/support")
 _HEADERS = sorted(path.as_posix() for path in Path("stage/native/src").glob("*.h"))
 # -ffp-contract=off: a product and a sum are fused where the source says so, and nowhere else; the bits depend on it.
 _FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
@@ -30,7 +33,21 @@ if _SANITIZED:
     # flags may bring, would call off the check of signed overflow.
     _VARIANTS = {name: [*_VARIANTS[name], "-O1", "-g1", "-fno-wrapv", *_SANITIZERS] for name in _SANITIZED.split(",")}
 
+
+class _BuildKernels(build_ext):
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if (self.inplace or _SANITIZED) and (_TESTS / "native_operators.h").exists():
+            for extension in self.extensions:
+                extension.define_macros.append(("STAGEWIRE_TEST_OPERATORS", None))
+                extension.include_dirs.append(_TESTS.as_posix())
+                extension.depends.append((_TESTS / "native_operators.h").as_posix())
+        if self.inplace:
+            self.build_lib = "build/inplace"  # or a wheel would take these modules for its own
+
+
 setup(
+    cmdclass={"build_ext": _BuildKernels},
     ext_modules=[
         Extension(
             f"stagewire.stage.native._{name}",
