@@ -3,7 +3,9 @@
 They are optional: where there is no C++ compiler, or it does not know an instruction set, the package installs without.
 They compile side by side. An editable install keeps them in build/, and compiles only what is older than its sources.
 STAGEWIRE_SANITIZE=portable,avx2 builds those alone, for `make sanitize`: errors of memory and undefined behaviour end
-the process, and a build that fails is an error; so it is with STAGEWIRE_KERNELS=all, for `make wheel`.
+the process, and a build that fails is an error; so it is with STAGEWIRE_KERNELS=all, for `make wheel`. Builds in place
+(so editable installs) and sanitized ones also have the single operators of tests/support/native_operators.h, which
+kernels that are shipped do without.
 """
 
 import os
@@ -15,6 +17,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+_TESTS = Path("tests/support")
 _DEPENDS = ["setup.py", *sorted(path.as_posix() for path in Path("stage/native/src").glob("*.h"))]
 # -ffp-contract=off: a product and a sum are fused where the source says so, and nowhere else; the bits depend on it.
 _FLAGS = ["-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread"]
@@ -41,8 +44,14 @@ class _BuildKernels(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
-        if self.editable_mode:  # else a folder that is new each time
+        is_in_place = self.inplace or self.editable_mode
+        if is_in_place:  # not where a wheel would take these modules for its own, nor a folder that is new each time
             self.build_lib = f"build/editable-{sysconfig.get_platform()}"
+        if (is_in_place or _SANITIZED) and (_TESTS / "native_operators.h").exists():
+            for extension in self.extensions:
+                extension.define_macros.append(("STAGEWIRE_TEST_OPERATORS", None))
+                extension.include_dirs.append(_TESTS.as_posix())
+                extension.depends.append((_TESTS / "native_operators.h").as_posix())
 
     def run(self) -> None:
         done = threading.Event()
