@@ -21,7 +21,7 @@ BLOCK_SIZE = 16
 class SequenceRows:
     """Consecutive rows of a batch that are consecutive tokens of one sequence.
 
-    `block_table` (int32, C-contiguous) lists the sequence's KV blocks from position 0 and reaches at least
+    `block_table` (int32) lists the sequence's KV blocks from position 0 and reaches at least
     through position `pos_start + num_rows - 1`. Keys and values of earlier positions are in them already.
     """
 
@@ -37,14 +37,13 @@ class SequenceRows:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of one step; every array int32, one-dimensional and C-contiguous, so that its address will do.
+    """The rows of one step; every array int32 and one-dimensional.
 
-    `slices` cover the rows in order, each sequence once. `positions[row]` is the row's place in its sequence.
-    `logit_rows` are the rows whose logits the last stage returns, in that order; other stages ignore them.
+    `slices` cover the rows in order, each sequence once. `logit_rows` are the rows whose logits the last stage
+    returns, in that order; other stages ignore them.
     """
 
     token_ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
     slices: tuple[SequenceRows, ...]
     logit_rows: NDArray[np.int32]
 
@@ -59,32 +58,26 @@ class Batch:
         slices: Sequence[SequenceRows],
         logit_rows: Sequence[int],
     ) -> Batch:
-        """Builds a batch, deriving the positions from `slices`."""
-        # From a list: one array for each slice costs more, except in prefill, where it does not matter.
-        positions = [part.pos_start + offset for part in slices for offset in range(part.num_rows)]
-        batch = cls(
-            np.ascontiguousarray(token_ids, dtype=np.int32),
-            np.array(positions, dtype=np.int32),
-            tuple(slices),
-            np.array(logit_rows, dtype=np.int32),
-        )
+        """Builds a batch, and checks it."""
+        batch = cls(np.asarray(token_ids, np.int32), tuple(slices), np.array(logit_rows, np.int32))
         batch.check()
         return batch
 
     def check(self) -> None:
-        """Asserts what the fields promise: a wrong row would read or write past the end, silently."""
+        """Raises ValueError unless the fields are as they promise: a wrong row would be computed silently."""
         row = 0
         for part in self.slices:
+            if part.row_start != row or part.num_rows < 1 or part.pos_start < 0:
+                raise ValueError(f"rows that do not follow each other: {part}")
             table = part.block_table
-            assert part.row_start == row, part
-            assert min(part.num_rows - 1, part.pos_start) >= 0, part
-            assert table.dtype == np.int32, table.dtype
-            assert table.flags.c_contiguous, part
-            assert len(table) * BLOCK_SIZE >= part.pos_start + part.num_rows, part
+            if table.dtype != np.int32 or len(table) * BLOCK_SIZE < part.pos_start + part.num_rows:
+                raise ValueError(f"a block table that ends early, or is not of int32: {part}")
             row += part.num_rows
-        assert row == len(self.token_ids) == len(self.positions), (row, len(self.token_ids))
+        if row != self.num_rows:
+            raise ValueError(f"{self.num_rows} token ids for {row} rows")
         logit_rows = self.logit_rows.tolist()
-        assert not logit_rows or 0 <= min(logit_rows) <= max(logit_rows) < row, logit_rows
+        if logit_rows and not 0 <= min(logit_rows) <= max(logit_rows) < row:
+            raise ValueError(f"logits of a row outside the batch: {logit_rows} of {row}")
 
 
 class Operators(Protocol):

@@ -122,12 +122,6 @@ class KvStore:
                 self.cache.count_lookup(0, 1)
         return length
 
-    def probe(self, token_ids: TokenArray, limit: int) -> int:
-        """How many of the first `limit` tokens a restore would give."""
-        length = self.cache.match(token_ids, limit)[1]
-        self.cache.count_lookup(length, limit)
-        return length
-
     def restore(self, seq_id: int, token_ids: TokenArray, limit: int) -> int:
         """Begin a sequence with as many of the first `limit` tokens as are held, and return their number."""
         self.release(seq_id)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from stagewire.stage.compute.embedding import EmbeddingTable, input_rows
 from stagewire.stage.compute.operators import BLOCK_SIZE, Batch
-from stagewire.stage.native.arena import large_zeros
-from stagewire.stage.native.matrix import NativeMatrix
+from stagewire.stage.native.kernel import LAYOUT_VERSION
+from stagewire.stage.native.large_pages import large_zeros
 from stagewire.stage.native.weights import NativeLayer, NativeOutput
 from stagewire.wire.card import ModelConfig
 
+_SLICE = struct.Struct("4i")  # `Slice` in stage/native/src/decoder.h
+_NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)
 KV_DTYPES: dict[str, type[np.generic]] = {"f16": np.float16, "f32": np.float32}
-_NO_MATRIX = [0] * 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,15 @@ class KvPool:
 
 
 class NativeDecoder:
-    """Checks what it is given, then calls the kernel: a wrong address or row there would read memory at random."""
+    """`Operators` on the native kernels, which check the rows, blocks and positions that they are given.
+
+    Fingerprint, proof and sizes are the loader's to set.
+    """
+
+    fingerprint = ""
+    is_row_exact = False
+    file_bytes = 0
+    weight_bytes = 0
 
     def __init__(
         self,
@@ -72,15 +81,16 @@ class NativeDecoder:
         self._has_output = output is not None
         self._cosine, self._sine = (np.ascontiguousarray(rotary[:, :, part]) for part in (0, 1))
         self.pool = pool
+        self.num_blocks, self.block_bytes = len(pool.blocks), pool.block_bytes
         self.copy_block, self.read_block, self.write_block = pool.copy, pool.read, pool.write
         self._kept = (tuple(layers), output)  # the kernel knows addresses only
-        words = self._describe(layers, output)  # alive while its address is read
-        self._handle = kernel.create(words.ctypes.data, threads)
+        self._handle = kernel.create(self._describe(layers, output), threads)
 
-    def _describe(self, layers: Sequence[NativeLayer], output: NativeOutput | None) -> NDArray[np.int64]:
-        """The words that `read_model` in stage/native/src/module.h reads, in its order."""
+    def _describe(self, layers: Sequence[NativeLayer], output: NativeOutput | None) -> bytes:
+        """The words that `read_model` in stage/native/src/description.h reads, in its order."""
         config = self._config
         words = [
+            LAYOUT_VERSION,
             config.hidden_size,
             config.num_heads,
             config.num_kv_heads,
@@ -90,6 +100,7 @@ class NativeDecoder:
             len(layers),
             struct.unpack("q", struct.pack("d", config.rms_norm_eps))[0],
             int(self.pool.is_float32),
+            self.num_blocks,
             self.pool.blocks.ctypes.data,
             self._cosine.ctypes.data,
             self._sine.ctypes.data,
@@ -97,16 +108,8 @@ class NativeDecoder:
         for layer in layers:
             words += [layer.attention_norm.ctypes.data, layer.ffn_norm.ctypes.data]
             words += [word for matrix in layer.matrices for word in matrix.words]
-        words += [output.norm.ctypes.data, *output.projection.words] if output else [0, *_NO_MATRIX]
-        return np.array(words, np.int64)
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.pool.blocks)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.pool.block_bytes
+        words += [config.vocab_size, output.norm.ctypes.data, *output.projection.words] if output else [0]
+        return struct.pack(f"{len(words)}q", *words)
 
     def forward(self, batch: Batch, hidden_states: NDArray[np.float32] | None) -> NDArray[np.float32]:
         """See `Operators.forward`.
@@ -117,39 +120,21 @@ class NativeDecoder:
         hidden = input_rows(self._embedding, batch, hidden_states)  # the kernel changes them in place
         if hidden.shape != (batch.num_rows, self._config.hidden_size):
             raise ValueError(f"hidden states {hidden.shape} for {batch.num_rows} rows")
-        slices, tables = self._rows_and_tables(batch)
-        num_logits = len(batch.logit_rows) if self._has_output else 0
-        logits = np.empty((num_logits, self._config.vocab_size), np.float32)
+        slices, tables, num_blocks = [], [], 0
+        for part in batch.slices:
+            table = part.block_table[: (part.pos_start + part.num_rows + BLOCK_SIZE - 1) // BLOCK_SIZE]
+            slices.append(_SLICE.pack(part.row_start, part.num_rows, part.pos_start, num_blocks))
+            tables.append(table.tobytes())
+            num_blocks += len(table)
+        logit_rows = batch.logit_rows if self._has_output else _NO_ROWS
+        logits = np.empty((len(logit_rows), self._config.vocab_size), np.float32)
         self._kernel.forward(
             self._handle,
             batch.num_rows,
             hidden.ctypes.data,
-            len(slices),
-            slices.ctypes.data,
-            tables.ctypes.data,
-            num_logits,
-            batch.logit_rows.ctypes.data,
+            b"".join(slices),
+            b"".join(tables),
+            logit_rows.tobytes(),
             logits.ctypes.data,
         )
         return logits if self._has_output else hidden
-
-    def _rows_and_tables(self, batch: Batch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Row start, rows, position and table start of each slice, int32 [S, 4]; and all block tables in one row."""
-        starts, words, tables = 0, [], []
-        for part in batch.slices:
-            end = part.pos_start + part.num_rows
-            if end > len(self._cosine):
-                raise ValueError(f"position {end} is beyond the context, or the pool")
-            table = part.block_table[: -(-end // BLOCK_SIZE)]
-            words.append((part.row_start, part.num_rows, part.pos_start, starts))
-            tables.append(table)
-            starts += len(table)
-        joined = tables[0] if len(tables) == 1 else np.concatenate(tables)
-        if not 0 <= joined.min() <= joined.max() < self.num_blocks:
-            raise ValueError("a block outside the pool")
-        return np.array(words, np.int32), joined
-
-
-def matrix_address(matrix: NativeMatrix) -> NDArray[np.int64]:
-    """The words of one matrix alone, for a kernel's `linear`."""
-    return np.array(matrix.words, np.int64)

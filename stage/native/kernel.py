@@ -8,11 +8,18 @@ import os
 from collections.abc import Sequence
 from types import ModuleType
 
+from stagewire.stage.compute.operators import BLOCK_SIZE
+from stagewire.stage.native.matrix import BLOCK, PANEL
 from stagewire.wire.errors import SettingsError
+
+LAYOUT_VERSION = 1
+"""Of what a kernel is told of a model; see stage/native/src/description.h."""
 
 VARIANTS = ("amx", "avx512", "avx2", "portable")
 """From the fastest to the plainest, which is the specification."""
 _ENVIRONMENT = "STAGEWIRE_KERNEL"
+_AGREED = {"LAYOUT_VERSION": LAYOUT_VERSION, "KV_BLOCK": BLOCK_SIZE, "PANEL": PANEL, "BLOCK": BLOCK}
+"""What both sides take for granted of the memory that they share."""
 
 
 def load_kernel(name: str) -> ModuleType:
@@ -20,10 +27,22 @@ def load_kernel(name: str) -> ModuleType:
 
     Raises:
         ImportError: it was not built, or this processor cannot run it.
+        SettingsError: it was built from other sources than these.
     """
     if name not in runnable_variants():
         raise ImportError(f"this processor cannot run the {name} kernels")
-    return importlib.import_module(f"stagewire.stage.native._{name}")
+    kernel = importlib.import_module(f"stagewire.stage.native._{name}")
+    check_layout(name, kernel)
+    return kernel
+
+
+def check_layout(name: str, kernel: ModuleType) -> None:
+    """Raises SettingsError if these kernels read memory in another way than this package lays it out."""
+    found = {key: getattr(kernel, key, None) for key in _AGREED}
+    if found != _AGREED:
+        raise SettingsError(
+            f"the {name} kernels were built from other sources ({found}, here {_AGREED}): build or install again"
+        )
 
 
 def runnable_variants() -> Sequence[str]:

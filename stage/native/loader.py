@@ -10,7 +10,6 @@ from stagewire.model.layout import EMBEDDING, stage_bytes
 from stagewire.stage.compute.embedding import EmbeddingTable
 from stagewire.stage.compute.memory import return_freed_memory
 from stagewire.stage.compute.operators import BLOCK_SIZE
-from stagewire.stage.compute.proven_operators import ProvenOperators
 from stagewire.stage.compute.rotary import rotary_table
 from stagewire.stage.native.decoder import KvPool, NativeDecoder
 from stagewire.stage.native.selftest import run_native_selftest
@@ -21,7 +20,7 @@ from stagewire.wire.card import ModelConfig
 
 def load_native_operators(
     kernel: ModuleType, path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str
-) -> ProvenOperators:
+) -> NativeDecoder:
     """Load `[settings.layer_start, layer_end)`, each tensor once, and run the self-test.
 
     `precision` is one of `stored`, `int8` and `int4`.
@@ -44,5 +43,7 @@ def load_native_operators(
     decoder = NativeDecoder(kernel, config, layers, output, rotary, pool, settings.threads, embedding)
     del rotary
     return_freed_memory()
-    weight_bytes = sum(layer.num_bytes for layer in layers) + (output.num_bytes if output else 0)
-    return ProvenOperators(decoder, selftest, file_bytes, weight_bytes)
+    decoder.fingerprint, decoder.is_row_exact = selftest.fingerprint, selftest.is_row_exact
+    decoder.file_bytes = file_bytes
+    decoder.weight_bytes = sum(layer.num_bytes for layer in layers) + (output.num_bytes if output else 0)
+    return decoder

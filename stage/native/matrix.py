@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagewire.model.gguf_codes import CodeForm, Codes
-from stagewire.stage.native.arena import Arena
+from stagewire.stage.native.large_pages import LargePages
 
 PANEL = 16
 """Outputs side by side, one in each lane."""
@@ -44,16 +44,16 @@ class NativeMatrix:
         return [self.kind, self.outputs, self.inputs, *numbers, self.records.ctypes.data, self.supers.ctypes.data]
 
 
-def pack_codes(arena: Arena, form: CodeForm, outputs: int, inputs: int, slices: Iterator[Codes]) -> NativeMatrix:
+def pack_codes(pages: LargePages, form: CodeForm, outputs: int, inputs: int, slices: Iterator[Codes]) -> NativeMatrix:
     """Packs rows that come in slices, each but the last a multiple of 16 rows.
 
     Rows that are missing to a whole panel are zero.
     """
     record_bytes, super_halves = _record_bytes(form), PANEL * (1 + form.has_minima)
     num_panels, num_blocks = -(-outputs // PANEL), inputs // BLOCK
-    records = arena.take(num_panels * num_blocks * record_bytes).reshape(num_panels, num_blocks, record_bytes)
+    records = pages.take(num_panels * num_blocks * record_bytes).reshape(num_panels, num_blocks, record_bytes)
     num_supers = inputs // 256 if form.has_sub_scales else 0
-    supers = arena.take(2 * num_panels * num_supers * super_halves).view(np.float16)
+    supers = pages.take(2 * num_panels * num_supers * super_halves).view(np.float16)
     supers = supers.reshape(num_panels, num_supers, super_halves)
     panel = 0
     for part in slices:
@@ -66,11 +66,11 @@ def pack_codes(arena: Arena, form: CodeForm, outputs: int, inputs: int, slices: 
     return NativeMatrix(outputs, inputs, _QUANTIZED, form, records.reshape(-1), supers.reshape(-1))
 
 
-def pack_floats(arena: Arena, type_name: str, weights: NDArray[np.generic]) -> NativeMatrix:
+def pack_floats(pages: LargePages, type_name: str, weights: NDArray[np.generic]) -> NativeMatrix:
     """Packs float32, float16 or (as uint16) bfloat16 rows [outputs, inputs], kept as they are."""
     outputs, inputs = weights.shape
     panels = _panels(weights).transpose(0, 2, 1)
-    records = arena.take(panels.size * weights.dtype.itemsize)
+    records = pages.take(panels.size * weights.dtype.itemsize)
     records.view(weights.dtype).reshape(panels.shape)[:] = panels
     return NativeMatrix(outputs, inputs, FLOAT_KINDS[type_name], None, records)
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from stagewire.stage.compute.rotary import rotary_digest, rotary_table
 from stagewire.stage.compute.row_exactness import Chunkings, compare_chunkings, made_up, num_test_blocks
-from stagewire.stage.native.arena import Arena
 from stagewire.stage.native.decoder import KvPool, NativeDecoder
+from stagewire.stage.native.large_pages import LargePages
 from stagewire.stage.native.matrix import NativeMatrix, pack_codes
 from stagewire.stage.native.requantize import requantize
 from stagewire.stage.native.weights import NativeLayer, NativeOutput
@@ -75,4 +75,4 @@ def _layer(config: ModelConfig) -> NativeLayer:
 
 def _matrix(name: str, outputs: int, inputs: int, bits: int) -> NativeMatrix:
     codes = requantize(made_up(name, outputs, inputs) / np.float32(inputs**0.5), bits)
-    return pack_codes(Arena(), codes.form, outputs, codes.codes.shape[1], iter([codes]))
+    return pack_codes(LargePages(), codes.form, outputs, codes.codes.shape[1], iter([codes]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stagewire.model.gguf import GgufFile
 from stagewire.model.gguf_codes import CODE_FORMS, Codes, take_apart
 from stagewire.model.layout import EMBEDDING, OUTPUT, OUTPUT_NORM
-from stagewire.stage.native.arena import Arena
+from stagewire.stage.native.large_pages import LargePages
 from stagewire.stage.native.matrix import BLOCK, FLOAT_KINDS, PANEL, NativeMatrix, pack_codes, pack_floats
 from stagewire.stage.native.requantize import requantize
 from stagewire.wire.card import ModelConfig
@@ -67,7 +67,7 @@ class NativeWeightLoader:
     def __init__(self, gguf: GgufFile, config: ModelConfig, precision: str) -> None:
         self._gguf, self._config = gguf, config
         self._bits = _CODE_BITS.get(precision)
-        self._arena = Arena()
+        self._pages = LargePages()
 
     def layer(self, index: int) -> NativeLayer:
         prefix = f"blk.{index}"
@@ -102,7 +102,7 @@ class NativeWeightLoader:
             matrix = self._pack(outputs, inputs, is_rotated, parts)
         else:
             weights = self._float_rows(name, type_name)
-            matrix = pack_floats(self._arena, type_name, weights[self._row_order(outputs)] if is_rotated else weights)
+            matrix = pack_floats(self._pages, type_name, weights[self._row_order(outputs)] if is_rotated else weights)
         self._gguf.release(name)
         return matrix
 
@@ -120,7 +120,7 @@ class NativeWeightLoader:
     def _pack(self, outputs: int, inputs: int, is_rotated: bool, parts: Iterator[Codes]) -> NativeMatrix:
         first = next(parts)
         whole = (self._reorder(part) if is_rotated else part for part in _chain(first, parts))
-        return pack_codes(self._arena, first.form, outputs, inputs, whole)
+        return pack_codes(self._pages, first.form, outputs, inputs, whole)
 
     def _reorder(self, part: Codes) -> Codes:
         order = self._row_order(len(part.codes))

@@ -54,7 +54,15 @@ class _Step:
 
 
 class TorchDecoder:
-    """Layers, their KV pool, and the arithmetic between them. Not thread-safe."""
+    """`Operators` on PyTorch: layers, their KV pool, and the arithmetic between them.
+
+    Fingerprint, proof and sizes are the loader's to set.
+    """
+
+    fingerprint = ""
+    is_row_exact = False
+    file_bytes = 0
+    weight_bytes = 0
 
     def __init__(
         self,
@@ -68,18 +76,12 @@ class TorchDecoder:
         self._pool = new_kv_pool(config, len(weights.layers), num_blocks, weights.dtype, device)
         table = rotary_table(config)
         self._rotations = torch.view_as_complex(torch.from_numpy(table)).to(device)
+        self.num_blocks = num_blocks
+        self.block_bytes = self._pool[:, 0].numel() * self._pool.element_size()
         scales = torch.ones(config.num_heads + config.num_kv_heads, 1)
         scales[: config.num_heads] = config.head_dim**-0.5
         self._scales = scales.to(device)
         self._sizes = sizes
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.shape[1]
-
-    @property
-    def block_bytes(self) -> int:
-        return self._pool[:, 0].numel() * self._pool.element_size()
 
     def copy_block(self, source: int, target: int) -> None:
         """See `Operators.copy_block`."""
@@ -107,7 +109,7 @@ class TorchDecoder:
         return self._logits(self._weights.output, residual, batch.logit_rows)
 
     def _plan(self, batch: Batch) -> _Step:
-        positions = torch.from_numpy(batch.positions).to(self._device)
+        positions = torch.from_numpy(np.concatenate([part.positions for part in batch.slices])).to(self._device)
         slots = np.concatenate([
             part.block_table[part.positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE
             + part.positions % BLOCK_SIZE

@@ -11,7 +11,6 @@ from stagewire.model.layout import EMBEDDING, stage_bytes
 from stagewire.stage.compute.embedding import EmbeddingTable
 from stagewire.stage.compute.memory import return_freed_memory
 from stagewire.stage.compute.operators import BLOCK_SIZE
-from stagewire.stage.compute.proven_operators import ProvenOperators
 from stagewire.stage.pytorch.decoder import StageWeights, TorchDecoder
 from stagewire.stage.pytorch.selftest import run_selftest
 from stagewire.stage.pytorch.weights import WeightLoader, dtype_of
@@ -22,7 +21,7 @@ from stagewire.wire.errors import SettingsError
 
 def load_torch_operators(
     path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str
-) -> ProvenOperators:
+) -> TorchDecoder:
     """Load `[settings.layer_start, layer_end)`, each tensor once, and run the self-test.
 
     Raises:
@@ -44,8 +43,10 @@ def load_torch_operators(
         gguf.release_all()
     num_blocks = -(-settings.kv_tokens // BLOCK_SIZE)
     decoder = TorchDecoder(config, weights, num_blocks, device, selftest.group_sizes)
+    decoder.fingerprint, decoder.is_row_exact = selftest.fingerprint, selftest.is_row_exact
+    decoder.file_bytes, decoder.weight_bytes = file_bytes, weights.num_bytes
     return_freed_memory()
-    return ProvenOperators(decoder, selftest, file_bytes, weights.num_bytes)
+    return decoder
 
 
 def _device_of(name: str) -> torch.device:

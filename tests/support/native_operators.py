@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from stagewire.model.gguf_codes import CODE_FORMS, CodeForm, Codes
-from stagewire.stage.native.arena import Arena
-from stagewire.stage.native.decoder import matrix_address
 from stagewire.stage.native.kernel import VARIANTS, load_kernel
+from stagewire.stage.native.large_pages import LargePages
 from stagewire.stage.native.matrix import FLOAT_KINDS, NativeMatrix, pack_codes, pack_floats
 from stagewire.stage.native.requantize import requantize
 
@@ -25,7 +24,7 @@ ROUNDING = 2.0**-24
 """The largest relative error of one float32 operation whose result is a normal number."""
 
 
-class TightArena(Arena):
+class TightPages(LargePages):
     """Buffers of their own that end where they say, so that a sanitizer sees one byte too many."""
 
     def take(self, num_bytes: int) -> NDArray[np.uint8]:
@@ -51,8 +50,8 @@ def same_bits(first: Floats, second: Floats) -> bool:
 def linear(kernel: ModuleType, matrix: NativeMatrix, x: Floats) -> Floats:
     """Rows [R, inputs] times a matrix: [R, outputs]."""
     assert x.shape[1] == matrix.inputs and x.dtype == np.float32 and x.flags.c_contiguous
-    words, out = matrix_address(matrix), np.full((len(x), matrix.outputs), 7e7, np.float32)
-    kernel.linear(words.ctypes.data, x.ctypes.data, len(x), out.ctypes.data)
+    words, out = np.array(matrix.words, np.int64), np.full((len(x), matrix.outputs), 7e7, np.float32)
+    kernel.linear(words.tobytes(), x.ctypes.data, len(x), out.ctypes.data)
     return out
 
 
@@ -87,7 +86,7 @@ def made_up_matrix(kind: str, outputs: int, inputs: int, seed: int) -> tuple[Nat
         codes = requantize(weights, int(kind[3:]))
     else:
         codes = made_up_codes(CODE_FORMS[kind], outputs, inputs, rng)
-    matrix = pack_codes(TightArena(), codes.form, outputs, codes.codes.shape[1], iter([codes]))
+    matrix = pack_codes(TightPages(), codes.form, outputs, codes.codes.shape[1], iter([codes]))
     return matrix, exact_weights(codes)
 
 
@@ -124,4 +123,4 @@ def _made_up_floats(kind: str, weights: Doubles) -> tuple[NativeMatrix, Doubles]
     if kind == "BF16":
         stored = (stored.view(np.uint32) >> 16).astype(np.uint16)
         exact = (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return pack_floats(TightArena(), kind, stored), exact
+    return pack_floats(TightPages(), kind, stored), exact

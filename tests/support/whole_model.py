@@ -19,7 +19,6 @@ from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import EMBEDDING
 from stagewire.stage.compute.embedding import EmbeddingTable
 from stagewire.stage.compute.operators import Operators
-from stagewire.stage.compute.proven_operators import ProvenOperators
 from stagewire.stage.compute.rotary import rotary_table
 from stagewire.stage.native.decoder import KvPool, NativeDecoder
 from stagewire.stage.native.kernel import best_kernel
@@ -79,7 +78,8 @@ class NativeWeights:
         embedding = self.embedding if start == 0 else None
         decoder = NativeDecoder(self.kernel, self.config, layers, output, self.rotary, pool, 1, embedding)
         selftest = run_native_selftest(self.kernel, self.config, self.precision, "f16")
-        return ProvenOperators(decoder, selftest, 0, 0)
+        decoder.fingerprint, decoder.is_row_exact = selftest.fingerprint, selftest.is_row_exact
+        return decoder
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class TorchWeights:
             self.weights.dtype,
         )
         decoder = TorchDecoder(self.config, weights, num_blocks, torch.device("cpu"), self.selftest.group_sizes)
-        return ProvenOperators(decoder, self.selftest, 0, 0)
+        decoder.fingerprint, decoder.is_row_exact = self.selftest.fingerprint, self.selftest.is_row_exact
+        return decoder
 
 
 @cache

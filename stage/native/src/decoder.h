@@ -20,11 +20,13 @@ struct Model {
     int64_t hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, context_length, num_layers;
     float epsilon;
     bool has_float32_kv;
+    int64_t num_blocks;
     void* pool;             // [blocks][layers][kv heads]{K, V}
     const float* cosine;    // [context_length][head_dim / 2]
     const float* sine;
     std::vector<Layer> layers;
-    const float* output_norm;  // null where another stage has the output
+    int64_t vocab_size;  // 0 where another stage has the output
+    const float* output_norm;
     Matrix output;
 };
 
@@ -39,6 +41,7 @@ struct Batch {
     const Slice* slices;
     int64_t num_slices;
     const int32_t* tables;
+    int64_t table_size;  // of all together
     const int32_t* logit_rows;
     int64_t num_logit_rows;
     float* logits;  // [logit rows][outputs]
@@ -124,6 +127,25 @@ class Decoder {
             panel_room(Workspace::max_blocks(model_));
 #endif
         });
+    }
+
+    // Why a batch cannot be computed, or null: a wrong row, block or position would read memory at random.
+    const char* fault(const Batch& batch) const {
+        int64_t rows = 0;
+        for (const Slice* s = batch.slices; s < batch.slices + batch.num_slices; s++) {
+            if (s->row_start != rows || s->num_rows < 1 || s->position < 0) return "rows that do not follow each other";
+            rows += s->num_rows;
+            const int64_t end = int64_t{s->position} + s->num_rows, blocks = (end + KV_BLOCK - 1) / KV_BLOCK;
+            if (end > model_.context_length) return "a position beyond the context, or the pool";
+            if (s->table_start < 0 || s->table_start + blocks > batch.table_size) return "a block table that ends early";
+            for (const int32_t* block = batch.tables + s->table_start, *last = block + blocks; block < last; block++)
+                if (*block < 0 || *block >= model_.num_blocks) return "a block outside the pool";
+        }
+        if (rows != batch.num_rows) return "rows without a sequence, or a sequence without rows";
+        if (batch.num_logit_rows > 0 && model_.vocab_size == 0) return "logits of a stage that has none";
+        for (int64_t i = 0; i < batch.num_logit_rows; i++)
+            if (batch.logit_rows[i] < 0 || batch.logit_rows[i] >= rows) return "logits of a row outside the batch";
+        return nullptr;
     }
 
     void forward(const Batch& batch) {

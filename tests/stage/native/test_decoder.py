@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -18,7 +19,8 @@ from support.native_operators import FAST_VARIANTS, Floats, kernel_or_skip, same
 
 from stagewire.stage.compute.operators import BLOCK_SIZE, Batch, SequenceRows
 from stagewire.stage.native.decoder import NativeDecoder
-from stagewire.stage.native.kernel import best_kernel
+from stagewire.stage.native.kernel import best_kernel, load_kernel
+from stagewire.wire.errors import SettingsError
 
 NUM_ROWS = 530
 shapes = pytest.mark.parametrize("shape", SHAPES)
@@ -212,6 +214,65 @@ def test_a_block_outside_the_pool_and_a_position_beyond_the_context_are_noticed(
     table = np.zeros(context // BLOCK_SIZE + 1, np.int32)
     with pytest.raises(ValueError, match="beyond the context"):
         decoder.forward(Batch.of([0], [SequenceRows(0, 1, context, table)], [0]), rows)
+
+
+def test_rows_tables_and_logits_that_do_not_fit_are_refused_by_the_kernel_itself() -> None:
+    """Whatever a caller passes: slices that overlap or leave rows out, a short table, logits of no row."""
+    decoder, rows = fastest("groups of 1", "f16", 2), made_up_model("groups of 1").hidden_states(2)
+    kernel, handle, table = decoder._kernel, decoder._handle, np.array([0, 1], np.int32).tobytes()
+
+    def forward(slices: list[int], tables: bytes = table, logit_rows: tuple[int, ...] = ()) -> None:
+        packed = (np.array(numbers, np.int32).tobytes() for numbers in (slices, logit_rows))
+        slice_bytes, logit_bytes = packed
+        kernel.forward(handle, 2, rows.ctypes.data, slice_bytes, tables, logit_bytes, 0)
+
+    forward([0, 2, 0, 0])
+    for slices in ([0, 2, -1, 0], [1, 2, 0, 0], [0, 1, 0, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 2, 0, 1]):
+        with pytest.raises(ValueError, match="do not follow each other"):
+            forward(slices)
+    for slices in ([], [0, 1, 0, 0], [0, 3, 0, 0]):
+        with pytest.raises(ValueError, match="without a sequence"):
+            forward(slices)
+    for slices, tables in (([0, 2, 15, 0], table[:4]), ([0, 2, 0, 2], table), ([0, 2, 0, -1], table)):
+        with pytest.raises(ValueError, match="ends early"):
+            forward(slices, tables)
+    for row in (-1, 2):
+        with pytest.raises(ValueError, match="outside the batch"):
+            forward([0, 2, 0, 0], logit_rows=(row,))
+
+
+# ---- What both sides take for granted
+
+
+def test_kernels_of_another_layout_are_refused_with_both_sides_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that an older tree has left: with another version, another block, or before there were any."""
+    kernel = kernel_or_skip("portable")
+    for name in ("LAYOUT_VERSION", "KV_BLOCK", "PANEL", "BLOCK"):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel, name, 7)
+            with pytest.raises(SettingsError, match=rf"portable kernels.*'{name}': 7.*build or install again"):
+                load_kernel("portable")
+            patch.delattr(kernel, name)
+            with pytest.raises(SettingsError, match=rf"'{name}': None"):
+                load_kernel("portable")
+
+
+def test_a_description_of_another_version_length_or_size_is_refused() -> None:
+    """Instead of reading on past its end, or matrices past theirs."""
+    model, kernel = made_up_model("groups of 1"), kernel_or_skip("portable")
+    decoder = model.decoder(kernel, "f16", 2)
+    layers, output = [layer.native for layer in model.layers], model.output
+    words = decoder._describe(layers, output)
+    for length in range(0, len(words), 8):
+        with pytest.raises(ValueError, match="too short"):
+            kernel.create(words[:length], 1)
+    with pytest.raises(ValueError, match="too long"):
+        kernel.create(words + bytes(8), 1)
+    with pytest.raises(ValueError, match="another layout"):
+        kernel.create(bytes(8) + words[8:], 1)
+    swapped = replace(layers[0], matrices=(*layers[0].matrices[:-1], layers[0].matrices[0]))
+    with pytest.raises(ValueError, match="another size"):
+        kernel.create(decoder._describe([swapped, *layers[1:]], output), 1)
 
 
 # ---- What another library has set

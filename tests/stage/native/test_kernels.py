@@ -12,7 +12,7 @@ from support.native_operators import (
     ROUNDING,
     Doubles,
     Floats,
-    TightArena,
+    TightPages,
     elementwise,
     exact_weights,
     form_of,
@@ -171,7 +171,7 @@ def test_extreme_scales_and_codes_multiply_the_same(variant: str, kind: str) -> 
         codes.minima[8:28] = rng.choice(halves, codes.minima[8:28].shape)
     codes.codes[::3] = min(2**form.bits - 1, 127 + form.zero)
     codes.codes[1::3] = 0
-    matrix = pack_codes(TightArena(), form, 32, 512, iter([codes]))
+    matrix = pack_codes(TightPages(), form, 32, 512, iter([codes]))
     rows = rows_of(512)
     for count in (1, 8, 61):
         expected = linear(load_kernel("portable"), matrix, rows[:count])

@@ -18,7 +18,7 @@ _CHUNK_BYTES = 32 << 20
 _ALIGNMENT = 64
 
 
-class Arena:
+class LargePages:
     """Hands out zeroed buffers that begin at multiples of 64 bytes, and keeps them as long as any is alive."""
 
     def __init__(self) -> None:
