@@ -22,7 +22,7 @@ _NEXT_STEPS = {
     ErrorCode.CONTEXT_OVERFLOW: "shorten the prompt, or lower --max-tokens",
     ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port",
 }
-_EXTRAS = {"torch": "stage", "gguf": "stage", "tokenizers": "text", "jinja2": "text"}
+_EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}
 
 
 class MissingExtra(StagewireError):

@@ -1,176 +1,49 @@
-"""The broker's loop over real sockets: bad bytes, wrong peers, two fake stages, and a clean end."""
+"""The broker's loop over real sockets: two fake stages, wrong peers, and a clean end."""
 
 from __future__ import annotations
 
 import logging
-import random
-import struct
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
-import msgpack
 import pytest
 import zmq
-from support.broker_world import FIRST, LAST, offer
-from support.running_broker import ANSWER_S, FAST, RunningBroker
+from support.broker_sockets import Connection, Sockets, client_of, generate, is_alive, pipeline_of
+from support.broker_world import FIRST, offer
+from support.running_broker import FAST, RunningBroker
 
-from stagewire.broker.loop import BrokerEndpoints, run_broker
-from stagewire.wire.codec import BROKER, VERSION, Envelope, Message, decode, decode_ring, encode
+from stagewire.broker.loop import run_broker
+from stagewire.wire.codec import BROKER, decode_ring
 from stagewire.wire.control import (
-    Assemble,
-    Assembled,
     Dissolve,
     Dissolved,
     GenerateAck,
     Heartbeat,
     Register,
-    Registered,
     RegisterRefused,
     RequestEnded,
     RequestEndedAck,
-    StageInfo,
 )
-from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.frontend import (
     Accepted,
-    BadMessage,
-    BrokerPong,
-    BrokerWelcome,
     Cancel,
     ClientHello,
     ClientPing,
     Dispatched,
     Ended,
-    Generate,
     GetStatus,
     HelloRefused,
-    Refused,
     RelayToClient,
     RelayToTail,
     WhoAreYou,
 )
-from stagewire.wire.request import FinishReason, ReturnOffer, Usage
+from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import CancelRequest, Repeat, StartRequest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.status import Status
 from stagewire.wire.tensor import Blob, TokenIds
-
-HEAD = b"SW" + bytes([VERSION])
-Socket = zmq.Socket[bytes]
-M = TypeVar("M", bound=Message)
-
-
-class Sockets:
-    """Opens sockets that wait a bounded time for a message, and closes them all."""
-
-    def __init__(self) -> None:
-        self._context: zmq.Context[Socket] = zmq.Context()
-        self._open: list[Socket] = []
-
-    def open(self, kind: int) -> Socket:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.RCVTIMEO, round(ANSWER_S * 1000))
-        self._open.append(socket)
-        return socket
-
-    def close(self) -> None:
-        for socket in self._open:
-            socket.close(linger=0)
-        self._context.term()
-
-
-class Connection:
-    """A DEALER that speaks messages, or whatever bytes a test wants."""
-
-    def __init__(self, sockets: Sockets, endpoint: str, receive_limit: int = 1000) -> None:
-        self.socket = sockets.open(zmq.DEALER)
-        self.socket.setsockopt(zmq.RCVHWM, receive_limit)
-        self.socket.setsockopt(zmq.RCVBUF, receive_limit * 4096)
-        self.socket.connect(endpoint)
-
-    def send(self, message: Message) -> None:
-        self.socket.send_multipart(encode(message))
-
-    def receive(self) -> Message:
-        return decode(self.socket.recv_multipart())
-
-    def expect(self, kind: type[M]) -> M:
-        """The next message of this kind; others are skipped."""
-        deadline = time.monotonic() + ANSWER_S
-        while time.monotonic() < deadline:
-            message = self.receive()
-            if isinstance(message, kind):
-                return message
-        raise AssertionError(f"no {kind.__name__} came")
-
-
-class FakeStage:
-    """Registers, and binds the PULL socket that a head's feed is."""
-
-    def __init__(self, sockets: Sockets, endpoints: BrokerEndpoints, info: StageInfo) -> None:
-        self.feed = sockets.open(zmq.PULL)
-        self.feed.bind("tcp://127.0.0.1:*")
-        self.info = replace(info, data_endpoint=self.feed.getsockopt_string(zmq.LAST_ENDPOINT))
-        self.control = Connection(sockets, endpoints.control)
-        self.control.send(Register(self.info, None))
-        self.control.expect(Registered)
-
-    def next_fed(self) -> tuple[Envelope, Message]:
-        """The next message on the feed that is no idle repetition."""
-        while True:
-            envelope, message = decode_ring(self.feed.recv_multipart())
-            if not isinstance(message, Repeat):
-                return envelope, message
-
-    def beat(self) -> None:
-        self.control.send(Heartbeat(self.info.stage_id, self.info.run, 0, None))
-
-
-@pytest.fixture
-def sockets() -> Iterator[Sockets]:
-    sockets = Sockets()
-    yield sockets
-    sockets.close()
-
-
-@pytest.fixture
-def broker() -> Iterator[RunningBroker]:
-    broker = RunningBroker(FAST)
-    yield broker
-    broker.stop()
-
-
-def client_of(sockets: Sockets, broker: RunningBroker, name: str = "c", offer: ReturnOffer | None = None) -> Connection:
-    """A client that has been welcomed."""
-    client = Connection(sockets, broker.endpoints.frontend)
-    client.send(ClientHello(name, name.encode(), offer))
-    client.expect(BrokerWelcome)
-    return client
-
-
-def pipeline_of(sockets: Sockets, broker: RunningBroker) -> tuple[FakeStage, FakeStage, Epoch]:
-    """Two stages that have been assembled."""
-    head, tail = (FakeStage(sockets, broker.endpoints, info) for info in (FIRST, LAST))
-    epoch = head.control.expect(Assemble).epoch
-    assert tail.control.expect(Assemble).next_endpoint is None
-    head.control.send(Assembled(epoch))
-    tail.control.send(Assembled(epoch))
-    return head, tail, epoch
-
-
-def generate(request_id: str, max_tokens: int | None = 5) -> Generate:
-    prompt = TokenIds.of([1, 2, 3])
-    return Generate(request_id, "session", None, SamplingParams(), max_tokens, (7,), False, prompt)
-
-
-def is_alive(connection: Connection) -> bool:
-    connection.send(ClientPing())
-    return connection.expect(BrokerPong) is not None
-
 
 # --- a request over real sockets ---
 
@@ -256,113 +129,6 @@ def test_life_events_are_logged_without_tokens(
     events = [record.getMessage().split()[0].removeprefix("event=") for record in caplog.records]
     wanted = ["stage_registered", "stage_registered", "assembling", "serving", "client_connected", "request_accepted"]
     assert sorted(event for event in events if event in wanted) == sorted(wanted)
-
-
-# --- bad bytes ---
-
-BAD_FRAMES: list[list[bytes]] = [
-    [b""],
-    [b"GET / HTTP/1.1\r\n\r\n"],
-    [b"", b"", b""],
-    [HEAD + b"\x01"],
-    [HEAD + b"\xff", b"\x90"],
-    [b"XX\x01\x01", b"\x90"],
-    [HEAD + b"\x03", b"\xc1"],
-    [HEAD + b"\x03", b"\x93" * 500],
-    [HEAD + b"\x03", b"\x90", bytes(3)],
-    [HEAD + b"\x05", b"\x90", b"one frame too many"],
-    [HEAD + b"\x05", b"\x90"] + [b""] * 100,
-]
-
-
-@pytest.mark.parametrize("frames", BAD_FRAMES, ids=range(len(BAD_FRAMES)))
-def test_bad_bytes_are_answered_on_both_links_and_everybody_else_goes_on(
-    sockets: Sockets, broker: RunningBroker, frames: list[bytes]
-) -> None:
-    client = client_of(sockets, broker)
-    for endpoint in (broker.endpoints.frontend, broker.endpoints.control):
-        stranger = Connection(sockets, endpoint)
-        stranger.socket.send_multipart(frames)
-        assert stranger.expect(BadMessage).code is ErrorCode.PROTOCOL_ERROR
-    client.socket.send_multipart(frames)
-    assert client.expect(BadMessage).code is ErrorCode.PROTOCOL_ERROR
-    assert is_alive(client)
-    client.send(GetStatus())
-    assert client.expect(Status).num_bad_messages == 3
-
-
-def test_another_protocol_version_is_answered_in_ours(sockets: Sockets, broker: RunningBroker) -> None:
-    stranger = Connection(sockets, broker.endpoints.frontend)
-    head, body = encode(ClientHello("c", b"n", None))
-    stranger.socket.send_multipart([struct.pack("<2sBB", b"SW", VERSION + 1, bytes(head)[3]), body])
-    assert stranger.expect(BadMessage).code is ErrorCode.PROTOCOL_VERSION
-
-
-def test_a_request_with_bad_parameters_is_refused_by_name(sockets: Sockets, broker: RunningBroker) -> None:
-    client = client_of(sockets, broker)
-    head, body, prompt = encode(generate("r1"))
-    fields = msgpack.unpackb(body)
-    for temperature in (float("nan"), -1.0, "hot"):
-        fields[3][0] = temperature
-        client.socket.send_multipart([head, msgpack.packb(fields), prompt])
-        refused = client.expect(Refused)
-        assert (refused.request_id, refused.code.value[:7]) == ("r1", "invalid" if temperature == -1.0 else "protoco")
-    assert is_alive(client)
-
-
-def test_an_oversized_body_is_refused(sockets: Sockets, broker: RunningBroker) -> None:
-    stranger = Connection(sockets, broker.endpoints.control)
-    stranger.socket.send_multipart([HEAD + b"\x3c", bytes(9 * 1024 * 1024)])
-    assert stranger.expect(BadMessage).code is ErrorCode.MESSAGE_TOO_LARGE
-
-
-def test_an_oversized_message_is_refused(sockets: Sockets, broker: RunningBroker) -> None:
-    client = client_of(sockets, broker)
-    blobs = (Blob(bytes(13 * 1024 * 1024)),) * 2
-    client.send(RelayToTail("c", Epoch(1, 1), blobs))
-    assert client.expect(BadMessage).code is ErrorCode.MESSAGE_TOO_LARGE
-    huge = replace(generate("r1"), prompt_token_ids=TokenIds(bytes(5 * 1024 * 1024)))
-    client.send(huge)
-    assert client.expect(Refused) == Refused(
-        "r1", ErrorCode.CONTEXT_OVERFLOW, "prompt of 1310720 tokens; a message holds 1048576"
-    )
-
-
-def test_a_frame_beyond_every_limit_costs_its_sender_the_connection_only(
-    sockets: Sockets, broker: RunningBroker
-) -> None:
-    client = client_of(sockets, broker)
-    sender = Connection(sockets, broker.endpoints.frontend)
-    sender.socket.send_multipart([HEAD + b"\x09", bytes(65 * 1024 * 1024)])
-    assert is_alive(client)
-    sender.socket.setsockopt(zmq.RCVTIMEO, 200)
-    with pytest.raises(zmq.Again):
-        sender.receive()
-
-
-def test_mutated_messages_never_stop_the_broker(sockets: Sockets, broker: RunningBroker) -> None:
-    """Valid messages of both links with bytes changed, removed, and frames swapped."""
-    rng = random.Random(7)
-    valid: list[Message] = [ClientHello("m", b"m", None), generate("r1"), RelayToTail("c", Epoch(1, 1), ())]
-    valid += [Register(FIRST, None), Heartbeat("s0", 1, 0, 0.5), Assembled(Epoch(1, 1))]
-    valid += [RequestEnded("r1", Epoch(1, 1), FinishReason.STOP, None, Usage(1, 1)), ClientPing()]
-    peers = [Connection(sockets, one) for one in (broker.endpoints.frontend, broker.endpoints.control)]
-    for _ in range(3000):
-        frames = [bytearray(frame) for frame in encode(rng.choice(valid))]
-        for _ in range(rng.randint(1, 4)):
-            frame = rng.choice(frames)
-            if frame:
-                frame[rng.randrange(len(frame))] = rng.randrange(256)
-        if rng.random() < 0.2:
-            rng.shuffle(frames)
-        rng.choice(peers).socket.send_multipart([bytes(frame) for frame in frames])
-    assert is_alive(client_of(sockets, broker))
-    status = Connection(sockets, broker.endpoints.frontend)
-    deadline, num_bad_messages = time.monotonic() + ANSWER_S, 0
-    while num_bad_messages < 1000 and time.monotonic() < deadline:
-        status.send(GetStatus())
-        num_bad_messages = status.expect(Status).num_bad_messages
-    assert num_bad_messages >= 1000
 
 
 # --- wrong peers ---

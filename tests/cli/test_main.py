@@ -176,6 +176,7 @@ def raising(error: BaseException) -> Callable[[object], int]:
         (StagewireError("nobody answers", ErrorCode.UNREACHABLE), 1, "stagewire up"),
         (ModuleNotFoundError("No module named 'torch'", name="torch"), 1, "pip install 'stagewire[stage]'"),
         (ModuleNotFoundError("...", name="tokenizers.models"), 1, "pip install 'stagewire[text]'"),
+        (ModuleNotFoundError("...", name="safetensors.numpy"), 1, "pip install 'stagewire[native]'"),
     ],
 )
 def test_how_a_command_ends_is_its_exit_code(

@@ -1,98 +1,32 @@
-"""What a caller sees of a generation, sync and asyncio: events, text, stop strings, results, errors."""
+"""What a caller sees of a generation: arguments, events, text, stop strings, results, errors."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
-from support.client_peers import CLIENT, WAIT_S, Broker, Context, Tail, dispatched, length, tails_context
+from support.answers import CARD, TOKENIZER, answer, linked
+from support.client_peers import WAIT_S, Broker, Context, length
 from support.text_cards import tiny_card
 
 from stagewire.client import (
-    AsyncClient,
     ChatMessage,
     Client,
     ClientSettings,
     ErrorCode,
     FinishReason,
-    Generation,
     RequestFailed,
     RequestRefused,
     SamplingParams,
-    SnapshotWish,
     StagewireError,
     TokenEvent,
 )
-from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.wire.card import card_digest
-from stagewire.wire.codec import Message
-from stagewire.wire.frontend import Cancel, Ended, Generate, GetCard, Refused
+from stagewire.wire.frontend import Ended, Generate, GetCard, Refused
 from stagewire.wire.request import Ending, Usage
-from stagewire.wire.returns import (
-    ReturnAck,
-    ReturnAction,
-    ReturnControl,
-    ReturnHello,
-    ReturnItem,
-    ReturnTokens,
-    TokenLogprobs,
-)
-from stagewire.wire.snapshots import AskSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, Snapshots
+from stagewire.wire.returns import ReturnAck, ReturnAction, ReturnControl, ReturnItem, ReturnTokens, TokenLogprobs
 
 pytestmark = pytest.mark.processes
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-CARD = tiny_card(chat_template=TEMPLATE)
-TOKENIZER = Tokenizer(CARD)
-
-
-@pytest.fixture
-def context() -> Iterator[Context]:
-    with tails_context() as made:
-        yield made
-
-
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    made = Broker(card=CARD)
-    made.on_generate = dispatched()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def settings(broker: Broker, tmp_path: Path) -> ClientSettings:
-    return ClientSettings(endpoint=broker.endpoint, client_id=CLIENT, cache_folder=tmp_path)
-
-
-@pytest.fixture
-def client(settings: ClientSettings) -> Iterator[Client]:
-    with Client(settings=settings) as made:
-        yield made
-
-
-def linked(context: Context, broker: Broker) -> Tail:
-    broker.expect(Generate)
-    assert broker.hello is not None
-    assert broker.hello.offer is not None
-    tail = Tail(context, broker.hello.offer)
-    tail.greet()
-    tail.expect(ReturnHello)
-    return tail
-
-
-def answer(
-    context: Context, broker: Broker, generation: Generation, text: str, ending: Ending | None = None
-) -> list[TokenEvent]:
-    """Have a tail say `text`, a byte at a time, and collect what the caller sees."""
-    tail = linked(context, broker)
-    token_ids = TOKENIZER.encode(text)
-    for number, token_id in enumerate(token_ids):
-        tail.tokens(generation.request_id, number, token_id)
-    tail.tokens(generation.request_id, len(token_ids), ending=ending or length(len(token_ids)))
-    return list(generation)
 
 
 # --- arguments ------------------------------------------------------------------------------------------------
@@ -313,189 +247,3 @@ def test_a_tail_without_sense_fails_only_its_request(context: Context, broker: B
         next(generation)
     assert failed.value.code is ErrorCode.PROTOCOL_ERROR
     assert client.status().num_clients == 1
-
-
-# --- snapshots ------------------------------------------------------------------------------------------------
-
-
-def ended(num_kept: int, code: ErrorCode | None = None) -> Callable[[Generate], list[Message]]:
-    """As `on_generate`: whatever is asked for has ended, with so many tokens kept."""
-    reason = FinishReason.FAILED if code else FinishReason.LENGTH
-    ending = Ending(reason, None, Usage(3, 0), code=code, kept_tokens=num_kept)
-    return lambda generate: [*dispatched()(generate), Ended(generate.request_id, ending)]
-
-
-def test_a_snapshot_says_how_long_it_is_or_why_there_is_none(broker: Broker, settings: ClientSettings) -> None:
-    """A request for no token; sync and asyncio alike."""
-    with Client(settings=settings) as client:
-        broker.on_generate = ended(3)
-        assert client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
-        asked = broker.expect(Generate)
-        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules"), 0)
-        broker.on_generate = ended(0)
-        with pytest.raises(RequestFailed, match="not complete"):
-            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
-        broker.on_generate = ended(0, ErrorCode.SNAPSHOT_LIMIT)
-        with pytest.raises(RequestFailed) as failed:
-            client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
-        assert failed.value.code is ErrorCode.SNAPSHOT_LIMIT
-
-    async def story(client: AsyncClient) -> None:
-        broker.on_generate = ended(3)
-        assert await client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
-
-    run(settings, story)
-
-
-def test_an_order_that_is_not_carried_out_raises_with_the_heads_reason(
-    broker: Broker, settings: ClientSettings
-) -> None:
-    """Sync and asyncio alike; what is there is told."""
-    info = SnapshotInfo("rules", 3, 1, True, "1.1")
-
-    def answer(asked: AskSnapshots) -> Snapshots:
-        is_known = asked.order.name in ("", "rules")
-        code = None if is_known else ErrorCode.SNAPSHOT_NOT_FOUND
-        return Snapshots(asked.order, (info,), (), code, "" if is_known else "no such snapshot")
-
-    broker.on_snapshots = answer
-    with Client(settings=settings) as client:
-        assert client.snapshot_info("rules") == info
-        assert client.snapshot_info("other") is None
-        assert client.export_snapshot("rules").order == SnapshotOrder(SnapshotAction.EXPORT, "rules", "rules")
-        for order in (client.export_snapshot, client.rename_snapshot):
-            with pytest.raises(StagewireError, match="no such snapshot") as failed:
-                order("other", "rules")
-            assert failed.value.code is ErrorCode.SNAPSHOT_NOT_FOUND
-
-    async def story(client: AsyncClient) -> None:
-        assert await client.snapshot_info("rules") == info
-        assert (await client.rename_snapshot("rules", "b")).items == (info,)
-        with pytest.raises(StagewireError, match="no such snapshot"):
-            await client.export_snapshot("other")
-
-    run(settings, story)
-
-
-def test_an_import_is_a_request_without_a_prompt(broker: Broker, settings: ClientSettings) -> None:
-    """Its tokens are those of the file."""
-    with Client(settings=settings) as client:
-        broker.on_generate = ended(40)
-        assert client.session().import_snapshot("rules", "rules-v1") == 40
-        asked = broker.expect(Generate)
-        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules", file="rules-v1"), 0)
-        assert len(asked.prompt_token_ids) == 0
-        broker.on_generate = ended(0, ErrorCode.SNAPSHOT_FILE)
-        with pytest.raises(RequestFailed) as failed:
-            client.session().import_snapshot("rules", "rules-v1")
-        assert failed.value.code is ErrorCode.SNAPSHOT_FILE
-        broker.on_generate = ended(0)
-        client.session().generate(prompt_token_ids=[1], max_tokens=0, restore="rules").wait()
-        while broker.expect(Generate).restore != "rules":
-            pass
-
-    async def story(client: AsyncClient) -> None:
-        broker.on_generate = ended(40)
-        assert await client.session().import_snapshot("rules", "rules-v1") == 40
-
-    run(settings, story)
-
-
-# --- asyncio --------------------------------------------------------------------------------------------------
-
-
-def run(settings: ClientSettings, story: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with AsyncClient(settings=settings) as client:
-            await story(client)
-
-    asyncio.run(main())
-
-
-def test_asyncio_gives_the_same_events_and_result(context: Context, broker: Broker, settings: ClientSettings) -> None:
-    """`async for`, `wait`, `result`."""
-
-    async def story(client: AsyncClient) -> None:
-        await client.connect()
-        assert (await client.card()) == CARD
-        assert [info.name for info in await client.models()] == ["toy"]
-        generation = await client.session().generate("hi", stop="END")
-        tail = await asyncio.to_thread(linked, context, broker)
-        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("so END and"))
-        assert "".join([event.text async for event in generation]) == "so "
-        assert generation.result.stop_reason == "END"
-        with pytest.raises(RequestRefused):
-            await client.session().generate()
-
-    run(settings, story)
-
-
-def test_a_cancelled_task_cancels_its_request_upstream(broker: Broker, settings: ClientSettings) -> None:
-    """The cancellation itself goes on to whoever awaits the task."""
-
-    async def read(client: AsyncClient) -> None:
-        async for _event in await client.session().generate(prompt_token_ids=[1]):
-            pass
-
-    async def story(client: AsyncClient) -> None:
-        task = asyncio.create_task(read(client))
-        request = await asyncio.to_thread(broker.expect, Generate)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == request.request_id
-
-    run(settings, story)
-
-
-def test_an_async_generation_that_is_left_or_dropped_is_cancelled(broker: Broker, settings: ClientSettings) -> None:
-    """By `aclose`, and by the garbage collector; a wait that times out cancels nothing."""
-
-    async def story(client: AsyncClient) -> None:
-        generation = await client.session().generate(prompt_token_ids=[1])
-        with pytest.raises(TimeoutError):
-            await generation.wait(0.05)
-        await generation.aclose()
-        assert generation.result.finish_reason is FinishReason.CANCELLED
-        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == generation.request_id
-        request_id = (await client.session().generate(prompt_token_ids=[1])).request_id
-        gc.collect()
-        assert (await asyncio.to_thread(broker.expect, Cancel)).request_id == request_id
-
-    run(settings, story)
-
-
-def test_a_thousand_streams_share_one_link(context: Context, broker: Broker, settings: ClientSettings) -> None:
-    """All get their tokens in order, and all are acknowledged to the end."""
-    num_streams, num_tokens = 1000, 10
-
-    async def read(client: AsyncClient) -> tuple[int, ...]:
-        generation = await client.session().generate(prompt_token_ids=[1])
-        return (await generation.wait(60)).token_ids
-
-    async def story(client: AsyncClient) -> None:
-        tasks = [asyncio.create_task(read(client)) for _ in range(num_streams)]
-        acknowledged = await asyncio.to_thread(serve)
-        assert await asyncio.gather(*tasks) == [tuple(range(num_tokens))] * num_streams
-        assert acknowledged == num_streams
-
-    def serve() -> int:
-        tail = linked(context, broker)
-        while len(request_ids) < num_streams:
-            broker.expect(Generate)
-        for number in range(num_tokens):
-            ending = length(num_tokens) if number == num_tokens - 1 else None
-            tail.send(ReturnTokens(tuple(ReturnItem(one, number, (number,), (), ending) for one in request_ids)))
-        ended: set[str] = set()
-        while len(ended) < num_streams:
-            ended |= {one.request_id for one in tail.expect(ReturnAck).items if one.ended}
-        return len(ended)
-
-    request_ids: list[str] = []
-
-    def on_generate(one: Generate) -> list[Message]:
-        request_ids.append(one.request_id)
-        return dispatched()(one)
-
-    broker.on_generate = on_generate
-    run(settings, story)

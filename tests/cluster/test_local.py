@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.model_files import write_model
+from support.native_files import write_native_model
 
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec, StageLimits
@@ -22,6 +22,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = list(range(100, 120))
 LIMITS = StageLimits(kv_tokens=2048)
+FRESH = BrokerSpec(grace_s=0.2)
+"""Nothing stands when it starts, so that there is nothing to wait for."""
 
 
 def complete(cluster: LocalCluster, prompt: Sequence[int] = PROMPT, max_tokens: int = 6) -> tuple[int, ...]:
@@ -55,9 +57,9 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="module")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two layers, loaded in no time."""
+    """Two layers for the native kernels, loaded in no time."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    write_model(path)
+    write_native_model(path)
     return str(path)
 
 
@@ -75,6 +77,7 @@ def test_when_entered_every_stage_serves_its_layers(cluster: LocalCluster) -> No
     assert "event=loaded layers=10:30" in cluster.logs(1)
 
 
+@pytest.mark.alone  # five seconds, by its own clock
 def test_a_killed_stage_fails_its_requests_and_a_restarted_one_gives_the_same_tokens(cluster: LocalCluster) -> None:
     before = complete(cluster)
     with cluster.client() as client:
@@ -126,7 +129,7 @@ def test_a_restarted_broker_is_found_again_at_the_same_endpoint(cluster: LocalCl
 
 
 def test_replicas_are_pipelines_of_their_own(tiny_model: str) -> None:
-    with LocalCluster(tiny_model, stages=1, replicas=2, limits=StageLimits(kv_tokens=256)) as cluster:
+    with LocalCluster(tiny_model, stages=1, replicas=2, limits=StageLimits(kv_tokens=256), broker=FRESH) as cluster:
         assert sorted(cluster.pids) == ["broker", "stage-0.0", "stage-1.0"]
         assert len(cluster.status().pipelines) == 2
         before = complete(cluster, prompt=[3, 4, 5])
@@ -140,7 +143,7 @@ def test_with_a_disk_a_new_cluster_finds_what_the_last_one_kept(tiny_model: str,
     limits, prompt = StageLimits(kv_tokens=512, disk_directory=str(tmp_path / "kv")), [3 + i % 5 for i in range(20)]
     found, counts = [], []
     for _ in range(2):
-        with LocalCluster(tiny_model, stages=2, limits=limits) as cluster, cluster.client() as client:
+        with LocalCluster(tiny_model, stages=2, limits=limits, broker=FRESH) as cluster, cluster.client() as client:
             session = client.session()
             for _ in range(2):
                 generation = session.generate(prompt_token_ids=prompt, sampling=GREEDY, max_tokens=3, ignore_eos=True)
@@ -164,7 +167,7 @@ def test_after_an_exception_no_process_is_left(tiny_model: str, tmp_path: Path) 
     pids: list[int] = []
 
     def break_off() -> None:
-        with LocalCluster(tiny_model, log_dir=tmp_path / "logs") as cluster:
+        with LocalCluster(tiny_model, broker=FRESH, log_dir=tmp_path / "logs") as cluster:
             pids.extend(cluster.pids.values())
             raise KeyboardInterrupt
 

@@ -19,7 +19,7 @@ from support.whole_model import DEFAULT_PRECISION, whole_model
 
 from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.local import LocalCluster
-from stagewire.cluster.spec import StageLimits
+from stagewire.cluster.spec import BrokerSpec, StageLimits
 from stagewire.model.catalogue import DEFAULT_MODEL
 from stagewire.stage.tail.sampler import PenaltyCounts, Sampled, sample
 from stagewire.wire.errors import ErrorCode, RequestFailed, RequestRefused, StagewireError
@@ -32,11 +32,13 @@ GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=99)
 PROMPT = [504, 3575, 282, 260, 905, 314, 253, 2366, 1194, 335, 18, 4093]
 LIMITS = StageLimits(kv_tokens=16384)
+FRESH = BrokerSpec(grace_s=0.2)
+"""Nothing stands when it starts, so that there is nothing to wait for."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(split="0:13,13:30", limits=LIMITS) as running:
+    with LocalCluster(split="0:13,13:30", limits=LIMITS, broker=FRESH) as running:
         yield running
 
 
@@ -65,7 +67,7 @@ def expected(prompt: list[int], sampling: SamplingParams = GREEDY, max_tokens: i
 @pytest.mark.parametrize("split", ["0:1,1:30", "0:29,29:30", "0:10,10:20,20:30"])
 def test_processes_of_any_cut_give_the_unsplit_models_tokens(split: str) -> None:
     """Greedy and seeded, over real sockets."""
-    with LocalCluster(split=split, limits=LIMITS) as running, running.client() as client:
+    with LocalCluster(split=split, limits=LIMITS, broker=FRESH) as running, running.client() as client:
         assert tokens(client, PROMPT) == expected(PROMPT)
         assert tokens(client, PROMPT, SEEDED) == expected(PROMPT, SEEDED)
 
@@ -102,7 +104,7 @@ def test_a_stage_holds_its_own_tensors_and_little_else(precision: str) -> None:
     """The report is exact, and RSS above a process with all but the layers (card, imports) is within 15% of it."""
     bare = _rss_of_bare_process(_BARE_TORCH if precision == "bf16" else _BARE_NATIVE)
     limits = StageLimits(kv_tokens=2048)
-    with LocalCluster(split="0:15,15:30", precision=precision, limits=limits) as running:
+    with LocalCluster(split="0:15,15:30", precision=precision, limits=limits, broker=FRESH) as running:
         stages = {s.info.layer_start: s.info for s in running.status().stages}
         tensors = whole_model().gguf.tensors
         for index, (start, end) in enumerate([(0, 15), (15, 30)]):
@@ -127,7 +129,7 @@ _BARE = (
     "    card = build_card(file, 'm').encode()\n"
 )
 _BARE_TORCH = (
-    "import torch, stagewire.stage.torch_stage\n"
+    "import torch, stagewire.stage.pytorch.loader\n"
     "from stagewire.stage.pytorch.selftest import run_selftest\n"
     "torch.set_num_threads(1)\n"
     "run_selftest(config, 'bf16', torch.device('cpu'))\n"

@@ -188,11 +188,24 @@ def base_modules() -> list[str]:
 
 
 def test_client_broker_and_command_import_without_any_extra() -> None:
-    """An import of an extra's package, made to fail as if it were not installed, is never reached."""
-    extras = project()["project"]["optional-dependencies"]
-    blocked = {re.split(r"[^\w-]", spec)[0] for extra in ("text", "stage", "cli") for spec in extras[extra]}
+    assert_imports(base_modules(), extras=set())
+
+
+def test_a_stage_on_the_native_kernels_imports_with_their_extra_alone() -> None:
+    names = [f"stagewire.{dotted(path)}" for path in modules()]
+    stage = [name for name in names if name.startswith("stagewire.stage") and "pytorch" not in name]
+    assert_imports(stage, extras={"native"})
+
+
+def assert_imports(names: list[str], extras: set[str]) -> None:
+    """An import of another extra's package, made to fail as if it were not installed, is never reached."""
+    packages = {
+        extra: {re.split(r"[^\w-]", spec)[0] for spec in project()["project"]["optional-dependencies"][extra]}
+        for extra in ("text", "stage", "native", "cli")
+    }
+    blocked = set[str]().union(*packages.values()).difference(*(packages[extra] for extra in extras))
     code = f"import sys, importlib; sys.modules.update(dict.fromkeys({blocked}))\n"
-    code += f"for name in {base_modules()}: importlib.import_module(name)"
+    code += f"for name in {names}: importlib.import_module(name)"
     run_python(code, cwd=Path("/"))
 
 
@@ -214,11 +227,26 @@ def test_public_names_are_lazy_and_all_there() -> None:
     run_python(code, cwd=Path("/"))
 
 
+def test_a_users_program_sees_the_types(tmp_path: Path) -> None:
+    """mypy, far from this tree and its settings, knows what the installed package's names are."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import stagewire.client\n"
+        "from stagewire import Client\n"
+        'Client("tcp://127.0.0.1:7070").misspelt()\n'
+        'stagewire.client.Client("tcp://127.0.0.1:7070").misspelt()\n'
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file=", "--no-error-summary", program.name]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    assert found.count('"Client" has no attribute "misspelt"') == len(found.splitlines()) == 2, found
+
+
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source archive, built from a copy: setuptools writes into its tree.
+    """A folder with the source archive and the wheel, and in `again` the wheel made from the source archive.
 
-    As where there is no compiler: that takes less long, and the package must be whole without its kernels.
+    All built from a copy: setuptools writes into its tree. As where there is no compiler: that takes less long, and
+    the package must be whole without its kernels.
     """
     tree = tmp_path_factory.mktemp("tree")
     for path in repository_files():
@@ -227,13 +255,22 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target, follow_symlinks=False)
-    run_python(
-        "import setuptools.build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')",
-        cwd=tree,
-        CC="false",
-        CXX="false",
-    )
-    return tree / "dist"
+    dist = tree / "dist"
+    build = f"import setuptools.build_meta as b; b.build_sdist({str(dist)!r}); b.build_wheel({str(dist)!r})"
+    run_python(build, cwd=tree, CC="false", CXX="false")
+    (source,) = dist.glob("*.tar.gz")
+    subprocess.run(["tar", "-xf", source, "-C", dist], check=True)
+    (unpacked,) = (folder for folder in dist.iterdir() if folder.is_dir())
+    build = f"import setuptools.build_meta as b; b.build_wheel({str(dist / 'again')!r})"
+    run_python(build, cwd=unpacked, CC="false", CXX="false")
+    return dist
+
+
+def wheel_files(folder: Path) -> dict[str, int]:
+    """What the folder's wheel holds: each file and its size."""
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {info.filename: info.file_size for info in archive.infolist()}
 
 
 def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> None:
@@ -242,15 +279,23 @@ def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> N
     shown = {path.relative_to(ROOT) for path in (ROOT / "monitoring").rglob("*.*") if path.suffix in MONITORING_FILES}
     assert len(shown) > 8
     wanted |= {str(path) for path in shown}
-    (wheel,) = archives.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        in_wheel = {name.removeprefix("stagewire/") for name in archive.namelist()}
+    in_wheel = {name.removeprefix("stagewire/") for name in wheel_files(archives)}
     (source,) = archives.glob("*.tar.gz")
     with tarfile.open(source) as unpacked:
         in_source = {name.partition("/")[2] for name in unpacked.getnames()}
     assert wanted - in_wheel == set()
     native = {str(path.relative_to(ROOT)) for path in (ROOT / "stage/native/src").iterdir()}
     assert ({f"src/stagewire/{name}" for name in wanted} | native) - in_source == set()
+
+
+def test_archives_hold_files_once_and_a_wheel_from_the_source_archive_holds_the_same(archives: Path) -> None:
+    (source,) = archives.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        members = archive.getmembers()
+    assert [member.name for member in members if not (member.isfile() or member.isdir())] == []
+    files = [member.name.partition("/")[2].removeprefix("src/stagewire/") for member in members if member.isfile()]
+    assert sorted(files) == sorted(set(files))
+    assert wheel_files(archives / "again") == wheel_files(archives)
 
 
 @pytest.mark.slow

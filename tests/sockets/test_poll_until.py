@@ -57,6 +57,7 @@ def test_a_message_of_before_is_seen_after_the_end(pair: tuple[Socket, Socket, z
     assert poll_until(poller, time.monotonic() - 1.0) == {receiver: zmq.POLLIN}
 
 
+@pytest.mark.alone
 def test_less_than_a_millisecond_is_mostly_slept(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
     """`zmq.Poller` alone could only spin there, or be late by up to a millisecond."""
     _, _, poller = pair

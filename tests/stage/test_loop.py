@@ -169,6 +169,7 @@ def step(step_id: int, pos_start: int, token_ids: list[int]) -> Step:
     )
 
 
+@pytest.mark.alone
 def test_every_step_gets_its_result_and_its_times(neighbours: Neighbours) -> None:
     """`compute_s` is the forward pass alone, so that what is left of a step's time is the engine's own."""
     results, tails = [], []
@@ -258,6 +259,7 @@ def latest_counters(neighbours: Neighbours) -> StageCounters:
     raise AssertionError("the heartbeats do not tell of the steps")
 
 
+@pytest.mark.alone
 def test_what_lay_unread_while_the_stage_computed_is_told_with_the_step(neighbours: Neighbours) -> None:
     """Of two that come together, the first finds the stage idle; the other may have waited for its pass."""
     neighbours.send_step(step(1, 0, [1, 2, 3, 4, 5]))

@@ -15,15 +15,18 @@ import pytest
 from stagewire.client import Client, Result, SamplingParams
 from stagewire.client.time_parts import TimeParts
 from stagewire.cluster.local import LocalCluster
+from stagewire.cluster.spec import BrokerSpec
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.counters import StageCounters
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.alone, pytest.mark.timeout(180)]
 
 GREEDY = SamplingParams(temperature=0)
 MAX_TOKENS = 24
 NUM_REQUESTS = 7
 LARGEST_REST = 0.05
+FRESH = BrokerSpec(grace_s=0.2)
+"""Nothing stands when it starts, so that there is nothing to wait for."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(log_dir: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(stages=2, threads=1, log_dir=log_dir) as running:
+    with LocalCluster(stages=2, threads=1, broker=FRESH, log_dir=log_dir) as running:
         yield running
 
 
@@ -225,7 +228,7 @@ def told(cluster: LocalCluster, num_generated: int | None = None) -> tuple[int, 
 def test_a_slow_link_shows_as_hops() -> None:
     """Each of the two hops of a step, there and back, takes 20 ms more than it would."""
     slow = {"hop": WireCondition(delay_s=0.02), "feed": WireCondition(delay_s=0.02)}
-    with LocalCluster(stages=2, threads=1, conditions=slow) as cluster, cluster.client() as client:
+    with LocalCluster(stages=2, threads=1, broker=FRESH, conditions=slow) as cluster, cluster.client() as client:
         generate(client, prompt(random.Random(6), 20), 2)
         result = generate(client, prompt(random.Random(7), 20), 9)
         status = cluster.status()

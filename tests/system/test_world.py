@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.simulated_client import Seen
+from support.simulated_stage import NUM_LAYERS
 from support.toy_operators import expected_tokens
-from support.world import NUM_LAYERS, Seen, World
+from support.world import World
 
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish

@@ -4,34 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from numpy.typing import NDArray
+from support.kv_stores import ids, new_store, run
 
 from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
-from stagewire.stage.kv.store import KvStore
 from stagewire.wire.request import CacheStatistics
-
-
-def ids(num_tokens: int, first: int = 0) -> NDArray[np.int32]:
-    return np.arange(first, first + num_tokens, dtype=np.int32)
-
-
-def new_store(num_blocks: int = 8, block_size: int = 4, **options: int) -> KvStore:
-    store = KvStore(num_blocks, block_size, block_bytes=40)
-    limits = {"num_blocks": num_blocks, "max_cached_blocks": num_blocks} | options
-    store.begin_epoch("n", limits["num_blocks"], limits["max_cached_blocks"], bool(limits.get("is_row_exact", 1)))
-    store.begin_step(1)
-    return store
-
-
-def run(store: KvStore, token_ids: NDArray[np.int32], step_id: int = 1) -> None:
-    """A sequence that is computed and released."""
-    store.begin_step(step_id)
-    store.append(999, 0, token_ids)
-    store.release(999)
-
 
 # --- block lists ---
 
@@ -67,7 +44,7 @@ def test_a_rewind_into_a_public_block_copies_it() -> None:
     store.append(1, 0, ids(8))
     store.append(1, 8, ids(1, 8))
     assert store.append(1, 5, ids(3, 50)) == Copy(1, 2)
-    assert store.block_table(1).tolist() == [0, 2] and store.probe(ids(8), 8) == 8
+    assert store.block_table(1).tolist() == [0, 2] and store.lookup(ids(8), 8, None) == 8
 
 
 def test_too_little_room_changes_nothing() -> None:
@@ -110,7 +87,7 @@ def test_a_prompt_is_found_by_its_full_blocks_and_then_by_its_partial_one(
     """Ten tokens in blocks of four were computed: two full blocks, and one of two tokens under its own key."""
     store = new_store()
     run(store, ids(10))
-    assert store.lookup(prompt, limit) == store.probe(prompt, limit) == store.restore(1, prompt, limit) == held
+    assert store.lookup(prompt, limit) == store.lookup(prompt, limit, None) == store.restore(1, prompt, limit) == held
     assert store.length(1) == held
     store.check_invariants()
 
@@ -140,11 +117,11 @@ def test_what_is_computed_is_public_only_once_a_later_step_or_the_release_confir
     """A step's own rows are not: it may still fail."""
     store = new_store()
     store.append(1, 0, ids(8))
-    assert store.probe(ids(8), 8) == 0
+    assert store.lookup(ids(8), 8, None) == 0
     store.append(1, 8, ids(2, 8))
-    assert store.probe(ids(10), 10) == 8
+    assert store.lookup(ids(10), 10, None) == 8
     store.append(1, 10, ids(1, 10), is_decode=True, is_prompt=False)
-    assert store.probe(ids(10), 10) == 10, "a decode ends the prompt, so its partial block counts"
+    assert store.lookup(ids(10), 10, None) == 10, "a decode ends the prompt, so its partial block counts"
 
 
 def test_what_an_epoch_ends_in_never_gets_public() -> None:
@@ -153,7 +130,7 @@ def test_what_an_epoch_ends_in_never_gets_public() -> None:
     store.append(1, 0, ids(8))
     store.append(1, 8, ids(4, 8))
     store.begin_epoch("n", 8, 8, is_row_exact=True)
-    assert store.probe(ids(12), 12) == 8 and store.num_used == 0
+    assert store.lookup(ids(12), 12, None) == 8 and store.num_used == 0
     store.check_invariants()
 
 
@@ -163,7 +140,7 @@ def test_what_a_rewind_drops_never_gets_public() -> None:
     store.append(1, 0, ids(12))
     store.append(1, 4, ids(8, 70))
     store.release(1)
-    assert store.probe(ids(12), 12) == 4
+    assert store.lookup(ids(12), 12, None) == 4
 
 
 def test_generated_tokens_are_found_too() -> None:
@@ -174,7 +151,7 @@ def test_generated_tokens_are_found_too() -> None:
         for position in range(6, 13):
             store.append(1, position, ids(1, position), is_decode=True, is_prompt=False)
         store.release(1)
-        assert store.probe(ids(13), 13) == held
+        assert store.lookup(ids(13), 13, None) == held
 
 
 def test_two_that_compute_the_same_hold_the_same_blocks_afterwards() -> None:
@@ -193,16 +170,16 @@ def test_other_arithmetic_or_weights_find_nothing() -> None:
     store = new_store()
     run(store, ids(8))
     store.begin_epoch("other", 8, 8, is_row_exact=True)
-    assert store.probe(ids(8), 8) == 0
+    assert store.lookup(ids(8), 8, None) == 0
     store.begin_epoch("n", 8, 8, is_row_exact=True)
-    assert store.probe(ids(8), 8) == 8
+    assert store.lookup(ids(8), 8, None) == 8
 
 
 def test_a_cache_of_no_blocks_is_off() -> None:
     """Nothing is recorded, nothing found."""
     store = new_store(max_cached_blocks=0)
     run(store, ids(8))
-    assert store.probe(ids(8), 8) == 0 and store.num_cached == 0
+    assert store.lookup(ids(8), 8, None) == 0 and store.num_cached == 0
 
 
 # --- what is kept ---
@@ -212,13 +189,13 @@ def test_what_is_kept_stays_when_its_source_goes_on_and_goes() -> None:
     """The source writes to a copy; what is kept becomes public with the next step."""
     store = new_store()
     store.append(1, 0, ids(6))
-    assert store.keep(1, 2, 6) and store.probe(ids(6), 6) == 0
+    assert store.keep(1, 2, 6) and store.lookup(ids(6), 6, None) == 0
     store.begin_step(2)
-    assert store.probe(ids(6), 6) == 6
+    assert store.lookup(ids(6), 6, None) == 6
     assert store.append(1, 6, ids(2, 70)) == Copy(1, 2)
     store.release(1)
     store.clear()
-    assert store.length(2) == 6 and store.num_used == 2 and store.probe(ids(6), 6) == 6
+    assert store.length(2) == 6 and store.num_used == 2 and store.lookup(ids(6), 6, None) == 6
     store.check_invariants()
 
 
@@ -237,8 +214,21 @@ def test_what_is_kept_may_end_before_its_source() -> None:
     assert store.keep(1, 2, 6)
     store.begin_step(2)
     store.append(1, 12, ids(1, 12))
-    assert store.block_table(2).tolist() == [0, 1] and store.probe(ids(12), 12) == 12
+    assert store.block_table(2).tolist() == [0, 1] and store.lookup(ids(12), 12, None) == 12
     store.check_invariants()
+
+
+def test_what_is_kept_of_something_kept_leaves_the_block_to_its_source() -> None:
+    """A snapshot within a block, resumed before its source has made that block public, as a full one."""
+    store = new_store(6)
+    store.begin_step(1)
+    store.append(1, 0, ids(4))
+    assert store.keep(1, 2, 1) and store.keep(2, 3, 1)
+    store.begin_step(2)
+    store.release(1)
+    store.check_invariants()
+    assert store.restore(4, ids(4), 4) == 4
+    assert store.block_table(4).tolist() == store.block_table(3).tolist()
 
 
 # --- what is given up ---
@@ -250,9 +240,9 @@ def test_the_longest_unused_goes_first_and_of_a_chain_the_deepest() -> None:
     run(store, ids(12), step_id=1)
     run(store, ids(12, 100), step_id=2)
     run(store, ids(12, 200), step_id=3)
-    assert [store.probe(ids(12, first), 12) for first in (0, 100, 200)] == [0, 12, 12]
+    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100, 200)] == [0, 12, 12]
     run(store, ids(4, 300), step_id=4)
-    assert [store.probe(ids(12, first), 12) for first in (0, 100, 200)] == [0, 8, 12]
+    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100, 200)] == [0, 8, 12]
 
 
 def test_use_keeps_a_prefix_alive() -> None:
@@ -264,14 +254,14 @@ def test_use_keeps_a_prefix_alive() -> None:
     assert store.restore(1, ids(12), 12) == 12
     store.release(1)
     run(store, ids(8, 200), step_id=4)
-    assert [store.probe(ids(12, first), 12) for first in (0, 100)] == [12, 4]
+    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100)] == [12, 4]
 
 
 def test_a_budget_bounds_what_rests() -> None:
     """Beyond it the same order decides at once."""
     store = new_store(8, max_cached_blocks=2)
     run(store, ids(12))
-    assert store.num_cached == 2 and store.probe(ids(12), 12) == 8
+    assert store.num_cached == 2 and store.lookup(ids(12), 12, None) == 8
     assert store.take_statistics().evicted_blocks == 1
 
 
@@ -280,7 +270,7 @@ def test_without_another_block_a_sequence_writes_over_its_own_key() -> None:
     store = new_store(2)
     store.append(1, 0, ids(6))
     assert store.append(1, 6, ids(1, 6), is_decode=True, is_prompt=False) is None
-    assert store.probe(ids(6), 6) == 4
+    assert store.lookup(ids(6), 6, None) == 4
     store.check_invariants()
 
 
@@ -291,7 +281,7 @@ def test_a_clear_forgets_what_no_sequence_holds() -> None:
     store.append(1, 0, ids(4))
     store.append(1, 4, ids(1, 4))
     assert store.clear() == 2
-    assert store.probe(ids(8, 50), 8) == 0 and store.probe(ids(4), 4) == 4
+    assert store.lookup(ids(8, 50), 8, None) == 0 and store.lookup(ids(4), 4, None) == 4
     store.check_invariants()
 
 
@@ -307,107 +297,3 @@ def test_what_happened_is_counted() -> None:
     )
     assert store.take_statistics() == CacheStatistics()
     assert store.statistics.lookups == 1
-
-
-# --- anything in any order ---
-
-
-class AnySteps(RuleBasedStateMachine):
-    """Whatever is appended, restored, rewound, released and cleared: every public block keeps its tokens' content.
-
-    `content` is what the operators' memory would hold; a row that is written says which token chain it belongs to.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store, self.twin = new_store(6), new_store(6)
-        self.content: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.tokens: dict[int, list[int]] = {}
-        self.step = 1
-
-    def both(self, step_id: int) -> None:
-        self.step = step_id
-        self.store.begin_step(step_id)
-        self.twin.begin_step(step_id)
-
-    @rule(
-        seq_id=st.integers(1, 4),
-        pos_start=st.integers(0, 20),
-        new=st.lists(st.integers(0, 1), min_size=1, max_size=9),
-        is_decode=st.booleans(),
-    )
-    def append(self, seq_id: int, pos_start: int, new: list[int], is_decode: bool) -> None:
-        self.both(self.step + 1)
-        if is_decode:
-            pos_start, new = len(self.tokens.get(seq_id, [])), new[:1]
-        token_ids, kind = np.array(new, np.int32), {"is_decode": is_decode, "is_prompt": not is_decode}
-        answer = self.store.append(seq_id, pos_start, token_ids, **kind)
-        assert answer == self.twin.append(seq_id, pos_start, token_ids, **kind)
-        held = self.tokens.get(seq_id, [])
-        if pos_start > len(held):
-            assert answer == Behind(len(held))
-        elif not isinstance(answer, OutOfBlocks):
-            if isinstance(answer, Copy):
-                for slot in range(4):
-                    self.content[answer.target, slot] = self.content.get((answer.source, slot), ())
-            self.tokens[seq_id] = held[:pos_start] + new
-            self.write(seq_id, pos_start)
-
-    def write(self, seq_id: int, pos_start: int) -> None:
-        table, tokens = self.store.block_table(seq_id), self.tokens[seq_id]
-        for position in range(pos_start, len(tokens)):
-            self.content[int(table[position // 4]), position % 4] = tuple(tokens[: position + 1])
-
-    @rule(
-        seq_id=st.integers(1, 4), prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20), spare=st.integers(0, 3)
-    )
-    def restore(self, seq_id: int, prompt: list[int], spare: int) -> None:
-        self.both(self.step + 1)
-        limit = max(1, len(prompt) - spare)
-        num_held = self.store.restore(seq_id, np.array(prompt, np.int32), limit)
-        assert num_held == self.twin.restore(seq_id, np.array(prompt, np.int32), limit)
-        self.tokens.pop(seq_id, None)
-        if num_held:
-            self.tokens[seq_id] = prompt[:num_held]
-
-    @rule(source=st.integers(1, 4), other=st.integers(1, 3), num_tokens=st.integers(1, 12))
-    def keep(self, source: int, other: int, num_tokens: int) -> None:
-        self.both(self.step + 1)
-        kept = 1 + (source - 1 + other) % 4
-        is_kept = self.store.keep(source, kept, num_tokens)
-        assert is_kept == self.twin.keep(source, kept, num_tokens) == (len(self.tokens.get(source, [])) >= num_tokens)
-        if is_kept:
-            self.tokens[kept] = self.tokens[source][:num_tokens]
-
-    @rule(seq_id=st.integers(1, 4))
-    def release(self, seq_id: int) -> None:
-        self.both(self.step + 1)
-        self.store.release(seq_id)
-        self.twin.release(seq_id)
-        self.tokens.pop(seq_id, None)
-
-    @rule()
-    def clear(self) -> None:
-        assert self.store.clear() == self.twin.clear()
-
-    @invariant()
-    def every_sequence_sees_its_own_tokens(self) -> None:
-        self.store.check_invariants()
-        assert self.store.prefixes() == self.twin.prefixes()
-        for seq_id, tokens in self.tokens.items():
-            table = self.store.block_table(seq_id)
-            assert self.store.length(seq_id) == len(tokens)
-            assert table.tolist() == self.twin.block_table(seq_id).tolist()
-            for position in range(len(tokens)):
-                assert self.content[int(table[position // 4]), position % 4] == tuple(tokens[: position + 1])
-
-    def teardown(self) -> None:
-        for seq_id in range(1, 5):
-            self.store.release(seq_id)
-        self.store.clear()
-        assert self.store.num_free == 6 and self.store.num_cached == 0
-        self.store.check_invariants()
-
-
-AnySteps.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
-TestAnySteps = AnySteps.TestCase
