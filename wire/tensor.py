@@ -14,6 +14,20 @@ from stagewire.wire.errors import ProtocolError
 from stagewire.wire.limits import MAX_PAYLOAD_BYTES, MAX_TENSOR_DIMENSIONS
 
 
+def take(payloads: list[bytes | bytearray | memoryview]) -> bytes | bytearray | memoryview:
+    """The next payload frame of a message.
+
+    Raises:
+        ProtocolError: there is none, or it is too large.
+    """
+    if not payloads:
+        raise ProtocolError("a payload frame is missing")
+    payload = payloads.pop(0)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"payload frame of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
+    return payload
+
+
 class DType(str, Enum):
     """Element types of a tensor frame, little-endian. numpy has no bfloat16: its arrays are `uint16`."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stagewire.wire.codec import BROKER, Envelope
+from stagewire.wire.codec import BROKER, Arrival, Envelope, ReceiverNumbers, SenderNumbers
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 
 EPOCH = Epoch(1, 1)
 
