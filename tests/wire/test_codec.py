@@ -19,7 +19,6 @@ from stagewire.wire.codec import (
     Envelope,
     Message,
     decode,
-    decode_envelope,
     decode_ring,
     encode,
     encode_ring,
@@ -115,8 +114,6 @@ def test_random_frames_raise_only_the_protocol_error(frames: list[bytes]) -> Non
     for read in (decode, decode_ring):
         with pytest.raises(ProtocolError):
             read(frames)
-    with suppress(ProtocolError):  # an envelope alone is any 36 bytes
-        decode_envelope(frames)
 
 
 _MSGPACK = st.recursive(
@@ -195,11 +192,10 @@ def test_a_tensor_of_the_wrong_length_is_refused() -> None:
 
 
 def test_the_envelope_leads_on_the_ring() -> None:
-    """Envelope and message come back, and the envelope alone can be read without the message."""
+    """Envelope and message come back."""
     envelope = Envelope(EPOCH, 1, 0, 42)
     frames = encode_ring(envelope, ring.CancelRequest("r"))
     assert decode_ring(frames) == (envelope, ring.CancelRequest("r"))
-    assert decode_envelope(frames) == envelope
 
 
 def test_every_message_is_frozen_and_documented() -> None:
