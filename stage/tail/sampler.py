@@ -50,10 +50,15 @@ class Sampled:
 
 
 class PenaltyCounts:
-    """Which tokens a request holds and how often it has generated each; empty where no penalty asks."""
+    """Which tokens a request holds and how often it has generated each; empty where no penalty asks.
+
+    `takes_largest`: the request wants nothing but the largest logit, so that nothing else is looked at.
+    """
 
     def __init__(self, vocab_size: int, params: SamplingParams) -> None:
         self.is_counting = params.has_penalties
+        is_plain = not params.logit_bias and params.logprobs is None
+        self.takes_largest = params.is_greedy and is_plain and not self.is_counting
         size = vocab_size if self.is_counting else 0
         self.is_seen: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.num_generated: NDArray[np.int32] = np.zeros(size, dtype=np.int32)
@@ -75,7 +80,7 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     Args:
         logits: float32 [V], not modified.
         params: with a seed, unless greedy.
-        counts: of the tokens before `position`.
+        counts: of the tokens before `position`, made for `params`.
         position: index in the sequence of the token that is drawn.
 
     Raises:
@@ -83,8 +88,10 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     """
     # Of NaNs and largest values, `argmax` finds the first: it is the greedy choice, and it says whether there is any.
     largest = int(logits.argmax())
-    if not math.isfinite(logits[largest]):
+    if not math.isfinite(logits.item(largest)):
         raise InvalidLogits("the model's logits are not finite")
+    if counts.takes_largest:
+        return Sampled(largest)
     values = _penalized(logits, params, counts)
     token_id = largest if params.is_greedy and values is logits else _choose(values, params, position)
     if params.logprobs is None:
