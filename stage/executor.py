@@ -138,8 +138,6 @@ class StepExecutor:
         """
         if piece.phase not in RESTORES or not piece.num_restored:
             return piece
-        if piece.phase is Phase.PROBE:
-            return replace(piece, num_restored=self._store.probe(token_ids, piece.num_restored))
         if piece.phase is Phase.RESUME:
             is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
             return piece if is_held else replace(piece, num_restored=0, missed=True)

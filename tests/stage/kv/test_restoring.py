@@ -167,16 +167,3 @@ def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(piec
     with pytest.raises(StepFailed) as caught:
         executor.plan(step)
     assert caught.value.code is ErrorCode.RESTORE_INCOMPLETE
-
-
-def test_a_probe_takes_nothing() -> None:
-    """It only says how much is there."""
-    pipeline = toy_pipeline()
-    prompt = [3 + i % 50 for i in range(20)]
-    ask(pipeline, "cold", prompt, 1)
-    assembly = pipeline.cores[0].assembly
-    assert assembly is not None
-    piece = Slice(50, Phase.PROBE, 0, 20, False, num_restored=20)
-    plan = assembly.executor.plan(Step(9, (), (), (piece,), (), (), TokenIds.of(prompt), None))
-    assert plan.step.slices == (piece,) and plan.batch is None and plan.misses == ()
-    assert pipeline.stores[0].num_used == 0
