@@ -75,19 +75,13 @@ def record_codec(record: type) -> Codec:
     Raises:
         TypeError: a field has a type, or a name, that none may have (our own bug).
     """
-    hints = typing.get_type_hints(record)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(record)}
+    fields = _fields(record)
     names = {**_NAMES, record.__name__: record}
     text = _pack_text(fields) + "\n" + _unpack_text(record, fields, names)
-    hidden = fields.keys() & {*names, "payloads", "record"}
-    if hidden:
-        raise TypeError(f"fields of {record.__name__} have names that its unpacker uses: {hidden}")
+    if any(name in names or name in ("payloads", "record") or "__" in name for name in fields):
+        raise TypeError(f"a field of {record.__name__} has a name that its unpacker uses: {[*fields]}")
     exec(compile(text, f"<codec {record.__name__}>", "exec"), names)  # noqa: S102  made of our own annotations only
     return Codec(names["pack"], names["unpack"], text)
-
-
-def _lines(depth: int, lines: list[str]) -> list[str]:
-    return ["    " * depth + line for line in lines]
 
 
 def _listed(parts: list[str]) -> str:
@@ -108,7 +102,7 @@ def _packed(hint: Any, path: str) -> str:
     kind, inner = _shape(hint)
     if kind is Tensor:
         return f"(append({path}.data) or ({path}.dtype, {path}.shape))"
-    if kind in (TokenIds, Blob):
+    if kind in _BULK:
         return f"append({path}.data)"
     if kind is Union:
         # An absent bulk value must differ from a present one, whose own packing may be None.
@@ -118,93 +112,61 @@ def _packed(hint: Any, path: str) -> str:
         packed = _packed(inner[0], "item")
         return path if packed == "item" else f"{path} and [{packed} for item in {path}]"
     if kind is tuple:
-        parts = [_packed(each, f"{path}[{i}]") for i, each in enumerate(inner)]
-        return path if parts == [f"{path}[{i}]" for i in range(len(inner))] else _listed(parts)
+        return _listed([_packed(each, f"{path}[{i}]") for i, each in enumerate(inner)])
     if kind is object:
-        hints = typing.get_type_hints(hint)
-        return _listed([_packed(hints[field.name], f"{path}.{field.name}") for field in dataclasses.fields(hint)])
+        return _listed([_packed(each, f"{path}.{name}") for name, each in _fields(hint).items()])
     return path
 
 
-# --- unpacking: statements that check a variable and put the value in its place ---
+# --- unpacking: lines that check a variable and put the value in its place ---
 
-_CHECKS: dict[Any, tuple[str, ...]] = {
-    int: (
-        "if type({0}) is not int or {0} < 0:",
-        "    raise refused('a non-negative integer', {0})",
-    ),
-    float: (
-        "if type({0}) is not float or {0} != {0}:  # NaN",
-        "    {0} = number({0})",
-    ),
-    bool: (
-        "if type({0}) is not bool:",
-        "    raise refused('a boolean', {0})",
-    ),
-    str: (
-        f"if type({{0}}) is not str or len({{0}}) > {MAX_STRING_BYTES}:",
-        f"    raise refused('a string of at most {MAX_STRING_BYTES}', {{0}})",
-    ),
-    bytes: (
-        f"if type({{0}}) is not bytes or len({{0}}) > {MAX_BYTES}:",
-        f"    raise refused('at most {MAX_BYTES} bytes', {{0}})",
-    ),
-    TokenIds: ("{0} = TokenIds(take(payloads))",),
-    Blob: ("{0} = Blob(take(payloads))",),
-    Tensor: (
-        "if type({0}) is not tuple or len({0}) != 2 or type({0}[1]) is not tuple:",
-        '    raise refused("a tensor\'s dtype and shape", {0})',
-        "({0}_dtype, {0}_shape) = {0}",
-        "if type({0}_dtype) is not str or {0}_dtype not in DType_members:",
-        "    raise refused(f'one of {{sorted(DType_members)}}', {0}_dtype)",
-        "for size in {0}_shape:",
-        "    if type(size) is not int or size < 0:",
-        "        raise refused('a non-negative integer', size)",
-        "{0} = Tensor(DType_members[{0}_dtype], {0}_shape, take(payloads))",
-    ),
+_SCALARS = {
+    int: ("type({0}) is not int or {0} < 0", "a non-negative integer"),
+    bool: ("type({0}) is not bool", "a boolean"),
+    str: (f"type({{0}}) is not str or len({{0}}) > {MAX_STRING_BYTES}", f"a string of at most {MAX_STRING_BYTES}"),
+    bytes: (f"type({{0}}) is not bytes or len({{0}}) > {MAX_BYTES}", f"at most {MAX_BYTES} bytes"),
 }
 _BULK = (Tensor, TokenIds, Blob)
-_NAMES: dict[str, Any] = {
-    **{each.__name__: each for each in (type, len, tuple, refused, number, take, *_BULK)},
-    "DType_members": {member.value: member for member in DType},
-}
+_NAMES: dict[str, Any] = {each.__name__: each for each in (type, len, tuple, refused, number, take, *_BULK)}
 """What every text may use."""
 
 
 def _unpack_text(record: type, fields: dict[str, Any], names: dict[str, Any]) -> str:
     listed, size = _listed(list(fields)), len(fields)
-    lines = [
-        f"if type(values) is not tuple or len(values) != {size}:",
-        f"    raise refused('the {size} fields of {record.__name__}', values)",
-        f"{listed} = values",
-    ]
+    lines = _array("values", f"len(values) != {size}", f"the {size} fields of {record.__name__}")
+    lines.append(f"{listed} = values")
     for name, hint in fields.items():
         lines += _checked(hint, name, names)
     if hasattr(record, "__post_init__"):
         lines.append(f"return {record.__name__}{listed}")
     else:
         names["Open"] = type("Open", record.__bases__, {"__slots__": tuple(fields)})
-        lines.append("record = Open()")
-        lines += [f"record.{name} = {name}" for name in fields]
-        lines += [f"record.__class__ = {record.__name__}", "return record"]
-    return "\n".join(["def unpack(values, payloads):", *_lines(1, lines)]) + "\n"
+        assigned = [f"record.{name} = {name}" for name in fields]
+        lines += ["record = Open()", *assigned, f"record.__class__ = {record.__name__}", "return record"]
+    return "\n".join(_under("def unpack(values, payloads):", lines)) + "\n"
 
 
 def _checked(hint: Any, name: str, names: dict[str, Any]) -> list[str]:
-    """The lines for the variable `name`; `names` gets what else they use."""
+    """The lines for the variable `name`, whose own variables have `__` in their names. `names` gets what they use."""
     kind, inner = _shape(hint)
-    if kind in _CHECKS:
-        return [line.format(name) for line in _CHECKS[kind]]
+    if kind in _SCALARS:
+        condition, expected = _SCALARS[kind]
+        return _refusal(name, condition.format(name), expected)
+    if kind is float:
+        return _under(f"if type({name}) is not float or {name} != {name}:  # NaN", [f"{name} = number({name})"])
+    if kind is Tensor:
+        return _checked_tensor(name, names)
+    if kind in _BULK:
+        return [f"{name} = {kind.__name__}(take(payloads))"]
     if kind is Enum:
-        members = f"{hint.__name__}_members"
-        names[members] = {member.value: member for member in hint}
-        return [
-            f"if type({name}) is not str or {name} not in {members}:",
-            f"    raise refused(f'one of {{sorted({members})}}', {name})",
-            f"{name} = {members}[{name}]",
-        ]
+        members, known = f"{hint.__name__}_members", {member.value: member for member in hint}
+        names[members] = known
+        lines = _refusal(name, f"type({name}) is not str or {name} not in {members}", f"one of {sorted(known)}")
+        return [*lines, f"{name} = {members}[{name}]"]
     if kind is Union:
-        return [f"if {name} is not None:", *_lines(1, _checked_optional(inner[0], name, names))]
+        wrapped = [*_array(name, f"len({name}) != 1", "an optional payload"), f"({name},) = {name}"]
+        lines = _checked(inner[0], name, names)
+        return _under(f"if {name} is not None:", wrapped + lines if inner[0] in _BULK else lines)
     if kind is list:
         return _checked_sequence(inner[0], name, names)
     if kind is tuple:
@@ -213,41 +175,53 @@ def _checked(hint: Any, name: str, names: dict[str, Any]) -> list[str]:
     return [f"{name} = unpack_{hint.__name__}({name}, payloads)"]
 
 
-def _checked_optional(inner: Any, name: str, names: dict[str, Any]) -> list[str]:
-    if inner not in _BULK:
-        return _checked(inner, name, names)
+def _checked_tensor(name: str, names: dict[str, Any]) -> list[str]:
+    dtype, shape, size = f"{name}__dtype", f"{name}__shape", f"{name}__size"
     return [
-        f"if type({name}) is not tuple or len({name}) != 1:",
-        f"    raise refused('an optional payload', {name})",
-        f"({name},) = {name}",
-        *_checked(inner, name, names),
+        *_array(name, f"len({name}) != 2 or type({name}[1]) is not tuple", "a tensor's dtype and shape"),
+        f"({dtype}, {shape}) = {name}",
+        *_checked(DType, dtype, names),
+        *_under(f"for {size} in {shape}:", _checked(int, size, names)),
+        f"{name} = Tensor({dtype}, {shape}, take(payloads))",
     ]
 
 
 def _checked_sequence(inner: Any, name: str, names: dict[str, Any]) -> list[str]:
-    item, items = f"{name}_item", f"{name}_items"
-    loop = [f"for {item} in {name}:", *_lines(1, [*_checked(inner, item, names), f"{items}.append({item})"])]
+    item, items = f"{name}__item", f"{name}__items"
+    loop = _under(f"for {item} in {name}:", [*_checked(inner, item, names), f"{items}.append({item})"])
     return [
-        f"if type({name}) is not tuple or len({name}) > {MAX_ITEMS}:",
-        f"    raise refused('a list of at most {MAX_ITEMS}', {name})",
-        f"if {name}:",
-        *_lines(1, [f"{items} = []", *loop, f"{name} = tuple({items})"]),
+        *_array(name, f"len({name}) > {MAX_ITEMS}", f"a list of at most {MAX_ITEMS}"),
+        *_under(f"if {name}:", [f"{items} = []", *loop, f"{name} = tuple({items})"]),
     ]
 
 
 def _checked_fixed(inner: tuple[Any, ...], name: str, names: dict[str, Any]) -> list[str]:
-    parts = [f"{name}_{i}" for i in range(len(inner))]
-    lines = [
-        f"if type({name}) is not tuple or len({name}) != {len(inner)}:",
-        f"    raise refused('a list of exactly {len(inner)}', {name})",
-        f"{_listed(parts)} = {name}",
-    ]
+    parts = [f"{name}__{i}" for i in range(len(inner))]
+    lines = _array(name, f"len({name}) != {len(inner)}", f"a list of exactly {len(inner)}")
+    lines.append(f"{_listed(parts)} = {name}")
     for each, part in zip(inner, parts, strict=True):
         lines += _checked(each, part, names)
     return [*lines, f"{name} = {_listed(parts)}"]
 
 
+def _array(name: str, condition: str, expected: str) -> list[str]:
+    return _refusal(name, f"type({name}) is not tuple or {condition}", expected)
+
+
+def _refusal(name: str, condition: str, expected: str) -> list[str]:
+    return _under(f"if {condition}:", [f"raise refused({expected!r}, {name})"])
+
+
+def _under(head: str, lines: list[str]) -> list[str]:
+    return [head, *("    " + line for line in lines)]
+
+
 # --- annotations ---
+
+
+def _fields(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record)}
 
 
 def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -255,7 +229,7 @@ def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     Union an optional, list any number, tuple as many as inside, Enum an enum, object a record.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _CHECKS:
+    if hint in _SCALARS or hint in _BULK or hint is float:
         return hint, ()
     if origin in (Union, types.UnionType) and len(inner) == 2 and inner[1] is type(None):
         return Union, inner[:1]
