@@ -191,6 +191,15 @@ def test_a_tensor_of_the_wrong_length_is_refused() -> None:
         Tensor(DType.F32, (4,), bytes(12))
 
 
+def test_token_ids_are_little_endian_int32() -> None:
+    """Ids come back as they were; what is no int32 is the caller's error."""
+    token_ids = [0, 5, 2**31 - 1, -(2**31)]
+    assert TokenIds.of(token_ids).data == np.array(token_ids, "<i4").tobytes()
+    assert TokenIds.of(token_ids).to_list() == token_ids
+    with pytest.raises(OverflowError):
+        TokenIds.of([2**31])
+
+
 def test_the_envelope_leads_on_the_ring() -> None:
     """Envelope and message come back."""
     envelope = Envelope(EPOCH, 1, 0, 42)

@@ -64,6 +64,13 @@ def test_another_epoch_is_dropped() -> None:
         assert receiver.arrive(Envelope(epoch, 0, 0, 5), False) is Arrival.DROP
 
 
+def test_an_equal_epoch_is_the_same() -> None:
+    """Whichever object says so: each message may bring its own."""
+    receiver = ReceiverNumbers(EPOCH)
+    assert [receiver.arrive(Envelope(Epoch(1, 1), 0, 0, i), False) for i in (1, 2, 3)] == [Arrival.TAKE] * 3
+    assert receiver.arrive(Envelope(Epoch(1, 2), 0, 0, 4), False) is Arrival.DROP
+
+
 def test_a_restarted_broker_begins_anew() -> None:
     """A higher run starts at 1 again; the old one's stragglers are dropped."""
     receiver = ReceiverNumbers(EPOCH)
