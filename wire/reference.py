@@ -51,7 +51,7 @@ def layout_digest() -> str:
     found = {
         cls.__name__: cls for module in _RECORD_MODULES for cls in vars(module).values() if isinstance(cls, EnumMeta)
     }
-    lines += [f"{name} {[member.value for member in cls]}" for name, cls in sorted(found.items())]
+    lines += [f"{name} {sorted(cls.__members__)}" for name, cls in sorted(found.items())]
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
