@@ -7,9 +7,8 @@ import zmq
 from stagewire.broker.router import HIGH_WATER_MARK
 from stagewire.sockets.condition import WireCondition
 from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import BROKER, Frame, Message, encode_ring
+from stagewire.wire.codec import BROKER, Frame, Message, SenderNumbers, encode_ring
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.ring import Repeat
 
 _OUTBOX_MESSAGES = 1024

@@ -19,12 +19,11 @@ from stagewire.stage.instructions import CloseRing, Instruction, Note, SendContr
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.timing.ring_clock import NO_TIME, Reading
-from stagewire.wire.codec import Envelope, Message, encode
+from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
-from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none

@@ -12,10 +12,9 @@ from stagewire.broker import events as broker_events
 from stagewire.broker.core import BrokerCore
 from stagewire.broker.events import Peer
 from stagewire.broker.settings import BrokerSettings
-from stagewire.wire.codec import BROKER, Envelope, Message
+from stagewire.wire.codec import BROKER, Envelope, Message, SenderNumbers
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Generate
-from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.ring import CancelRequest, Repeat, StartRequest
 
 if TYPE_CHECKING:
