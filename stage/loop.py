@@ -39,7 +39,7 @@ from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import Assembly, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
-from stagewire.stage.timing.loop_clock import LoopClock
+from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
 from stagewire.wire.ring import Step, StepResult

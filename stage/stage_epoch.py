@@ -18,7 +18,7 @@ from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
 from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
-from stagewire.stage.timing.ring_clock import NO_TIME, Reading
+from stagewire.stage.timing.head_times import NO_TIME, Reading
 from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode

@@ -14,7 +14,7 @@ from stagewire.monitoring.metric import Sample
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
 from stagewire.stage.kv.store import KvStore
-from stagewire.stage.timing.measures import LinkTraffic, StageMeasures
+from stagewire.stage.timing.step_times import LinkTraffic, StageMeasures
 from stagewire.wire.caches import DiskCounts
 from stagewire.wire.control import StageInfo
 from stagewire.wire.errors import ErrorCode, SettingsError
