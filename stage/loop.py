@@ -96,7 +96,7 @@ class StageLoop:
         gc.freeze()
         while not stop.is_set() and self._exit is None:
             self._turn()
-            if self._core.is_registered and not is_ready:
+            if not is_ready and self._core.is_registered:
                 is_ready = True
                 log.info("event=registered stage=%s", self._settings.stage_id)
                 on_ready()

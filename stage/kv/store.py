@@ -63,7 +63,10 @@ class KvStore:
         """What has happened since the last call."""
         num_errors = self._index.num_errors - self.statistics.errors
         num_evicted = self._pool.num_evicted - self.statistics.evicted_blocks
-        recent = replace(self.cache.take_counted(), errors=num_errors, evicted_blocks=num_evicted)
+        counted = self.cache.take_counted()
+        if counted is NO_STATISTICS and not num_errors and not num_evicted:
+            return NO_STATISTICS
+        recent = replace(counted, errors=num_errors, evicted_blocks=num_evicted)
         self.statistics = self.statistics.plus(recent)
         return recent
 

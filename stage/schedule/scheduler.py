@@ -62,7 +62,8 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
-        self.releases += self.snapshots.complete(result)
+        if self.snapshots.in_flight:
+            self.releases += self.snapshots.complete(result)
         for found in result.restored:
             self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
@@ -217,7 +218,9 @@ class Scheduler:
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
+        keep = None
+        if sequence.keep is not None:
+            keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
         piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
         builder.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
