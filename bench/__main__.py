@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, positive
+from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, names_of, positive
 from bench.compare import Plan, SideBySide
 from bench.sections import accuracy, own_figures
 from bench.stagewire_side import StagewireSide
@@ -38,16 +38,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--rounds", type=positive, metavar="N", help="how often a round that is not steady is tried (default: 3)"
     )
     parser.add_argument("--split", metavar="RANGES", help="the cut of the two stages, as in 0:17,17:30")
-    parser.add_argument("--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between")
+    parser.add_argument(
+        "--only", type=names_of(NAMES), metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between"
+    )
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(NAMES)}")
-    return names
 
 
 def plan_of(options: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.own import Figure
+from bench.results import Figure
 from bench.turns import Comparison
 
 MEASUREMENTS_PATH = Path(__file__).resolve().parent / "measurements.json"

@@ -13,8 +13,17 @@ from bench.turns import Comparison
 RESULTS_PATH = Path(__file__).resolve().parent / "results.json"
 
 TOKENS_PER_S, MILLISECONDS, NATS, SHARE = "tok/s", "ms", "nats", "share"
-_MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}
+MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}
 _DIGITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number, in words."""
+
+    what: str
+    value: float
+    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Results:
 
 def row(work: str, peer: str, unit: str, ours: float, theirs: float, runs: int) -> Row:
     """A row with its ratio, figures rounded to what a measurement can say."""
-    better, worse = (ours, theirs) if _MORE_IS_BETTER[unit] else (theirs, ours)
+    better, worse = (ours, theirs) if MORE_IS_BETTER[unit] else (theirs, ours)
     return Row(work, peer, unit, _rounded(ours), _rounded(theirs), _rounded(better / worse), runs)
 
 
@@ -95,8 +104,8 @@ def _checked(row: Row) -> Row:
     numbers = (row.ours, row.theirs, row.ratio, row.runs)
     if not all(isinstance(word, str) for word in words) or not all(isinstance(n, int | float) for n in numbers):
         raise TypeError(f"a field of the row {row.work!r} has the wrong type")
-    if row.unit not in _MORE_IS_BETTER:
-        raise TypeError(f"unit {row.unit!r} is none of {', '.join(_MORE_IS_BETTER)}")
+    if row.unit not in MORE_IS_BETTER:
+        raise TypeError(f"unit {row.unit!r} is none of {', '.join(MORE_IS_BETTER)}")
     return row
 
 

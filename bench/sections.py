@@ -12,21 +12,14 @@ from bench.compare import SideBySide
 from bench.llama_setting import Buffers, LlamaSetting
 from bench.llama_side import LlamaFailedError, LlamaSide
 from bench.measurements import AccuracyLine
-from bench.own import (
-    MIXED_PROMPT_TOKENS,
-    Figure,
-    cost_figures,
-    hop_bytes,
-    latency_figures,
-    measure_token_cost,
-    memory_figures,
-    mixed_load,
-)
+from bench.mixed_load import MIXED_PROMPT_TOKENS, mixed_load
+from bench.own import cost_figures, hop_bytes, latency_figures, memory_figures
 from bench.peers import KINDS, TOTAL_THREADS, name_of
-from bench.results import MILLISECONDS, NATS, SHARE, row
+from bench.results import MILLISECONDS, NATS, SHARE, Figure, row
 from bench.samples import median
 from bench.stagewire_side import StagewireSide
 from bench.targets import MIXED_LOAD_LIMIT, OVERHEAD_LIMIT_MS
+from bench.token_cost import measure_token_cost
 from stagewire.model.catalogue import resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from bench.command_line import add_common_flags, clocked_progress, exit_code, finish
 from bench.machine import machine_description, versions
 from bench.measurements import Measurements
-from bench.own import Figure, TokenCost, measure_token_cost
-from bench.results import MILLISECONDS, Results, Row, row
+from bench.results import MILLISECONDS, Figure, Results, Row, row
 from bench.stagewire_side import StagewireSide
+from bench.token_cost import TokenCost, measure_token_cost
 from stagewire.cluster.local import LocalCluster
 from stagewire.sockets.condition import WireCondition
 

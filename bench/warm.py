@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from bench.compare import SideBySide
 from bench.llama_side import LlamaFailedError, LlamaSide
-from bench.own import Figure
 from bench.peers import FILE, LLAMA
-from bench.results import MILLISECONDS, row
+from bench.results import MILLISECONDS, Figure, row
 from bench.samples import median
 from bench.stagewire_side import StagewireSide, Stream
 from bench.streams import gaps

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.own import token_cost
 from bench.stagewire_side import StagewireSide
+from bench.token_cost import token_cost
 from bench.works import Phase, Work
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import StageLimits
