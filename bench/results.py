@@ -1,4 +1,4 @@
-"""The rows of `bench/results.json`: what was measured, against whom, and which way is better."""
+"""The rows of a machine's `results.json`: what was measured, against whom, and which way is better."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 
 from bench.samples import median
 from bench.turns import Comparison
-
-RESULTS_PATH = Path(__file__).resolve().parent / "results.json"
 
 TOKENS_PER_S, MILLISECONDS, NATS, SHARE = "tok/s", "ms", "nats", "share"
 MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}
@@ -59,24 +57,20 @@ def row_of(work: str, comparison: Comparison, unit: str = TOKENS_PER_S) -> Row:
     return row(work, comparison.peer, unit, ours, theirs, len(comparison.ours))
 
 
-def merged(before: Results | None, after: Results) -> Results:
-    """`after`, and what else was measured before on the same machine with the same versions.
-
-    A run without llama.cpp does not name its version; what both name must agree.
-    """
-    if before is None or not _is_comparable(before, after):
-        return after
+def merged(before: Results, after: Results) -> Results:
+    """`after`, and what else was measured before."""
     fresh = {(row.work, row.peer) for row in after.rows}
     kept = tuple(row for row in before.rows if (row.work, row.peer) not in fresh)
     return Results(after.machine, {**before.versions, **after.versions}, kept + after.rows)
 
 
-def _is_comparable(before: Results, after: Results) -> bool:
+def is_comparable(before: Results, after: Results) -> bool:
+    """Of the same machine with the same versions; a run without llama.cpp does not name its version."""
     named_twice = before.versions.keys() & after.versions.keys()
     return before.machine == after.machine and all(before.versions[n] == after.versions[n] for n in named_twice)
 
 
-def read(path: Path = RESULTS_PATH) -> Results | None:
+def read(path: Path) -> Results | None:
     """The results of an earlier run; None if there are none.
 
     Raises:
@@ -91,7 +85,7 @@ def read(path: Path = RESULTS_PATH) -> Results | None:
         raise ValueError(f"{path} is not a results file ({error}); delete it and measure again") from None
 
 
-def write(results: Results, path: Path = RESULTS_PATH) -> None:
+def write(results: Results, path: Path) -> None:
     path.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
 
 

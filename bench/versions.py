@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.command_line import clocked_progress, exit_code, names_of, positive
-from bench.page import number, table
 from bench.results import MORE_IS_BETTER, Figure
 from bench.samples import median, ratio_interval
+from bench.tables import number, table
 from bench.version_worker import MEASURES
 from bench.worker_process import WorkerProcess
 from stagewire.model.catalogue import DEFAULT_MODEL
