@@ -19,6 +19,7 @@ from stagewire.cluster.local import LocalCluster
 from stagewire.model.catalogue import DEFAULT_MODEL
 from stagewire.stage.compute.operators import Batch, SequenceRows
 from stagewire.stage.executor import Plan
+from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.timing.measures import StageMeasures
 from stagewire.stage.timing.ring_clock import RoundTrip
 from stagewire.wire.codec import Frame
@@ -88,7 +89,7 @@ def step_cost(num_sequences: int) -> tuple[float, float]:
     def stage() -> None:
         measures.received.add(0.0001, frames)
         measures.sent.add(0.0001, frames)
-        measures.computed(step, plan, _TIMINGS[1], 0.001, is_tail=True)
+        measures.computed(TakenStep(step, 0.001), plan, _TIMINGS[1], is_tail=True)
 
     def head() -> None:
         measures.head.launched(step, 0, 1.0)

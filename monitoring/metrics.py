@@ -189,7 +189,7 @@ STEP_QUEUE_TIME = _histogram(
 STEP_TOKENS = _histogram(_S, "step_tokens", TOKENS, "tokens", "Rows of one forward pass: prefilled and decoded tokens.")
 STEP_SEQUENCES = _histogram(_S, "step_sequences", SEQUENCES, "sequences", "Sequences in one forward pass: batch size.")
 CODEC_TIME = _histogram(
-    _S, "codec_seconds", SHORT_SECONDS, "seconds", "Turning a message of the ring into frames (encode), and back.",
+    _S, "codec_seconds", SHORT_SECONDS, "seconds", "Booking a step and turning it into frames (encode), and back.",
     "direction",
 )  # fmt: skip
 HOP_BYTES = _counter(_S, "hop_bytes_total", "bytes", "Bytes of the ring's messages at this stage.", "direction")

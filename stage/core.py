@@ -17,8 +17,10 @@ from stagewire.stage.head.file_waits import Reach, reach_nothing
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv.store import KvStore
+from stagewire.stage.registering import Registering
 from stagewire.stage.stage_epoch import Assembly
 from stagewire.stage.tail.core import TailCore
+from stagewire.stage.tail.return_link import CloseLink
 from stagewire.stage.timing.measures import StageMeasures
 from stagewire.stage.timing.ring_clock import NO_TIME, Reading
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
@@ -36,14 +38,24 @@ from stagewire.wire.control import (
     StageInfo,
 )
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.errors import ProtocolError
-from stagewire.wire.frontend import BadMessage, RelayToTail, WhoAreYou
+from stagewire.wire.errors import ErrorCode, ProtocolError
+from stagewire.wire.frontend import BadMessage, Card, GetCard, RelayToTail, WhoAreYou
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
+from stagewire.wire.tensor import Blob
+
+
+def _exit(message: RegisterRefused | BadMessage) -> Exit:
+    is_unread = isinstance(message, BadMessage)
+    detail = f"the broker could not read this stage's message: {message.detail}" if is_unread else message.detail
+    return Exit(message.code, detail)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParts:
-    """What the core needs of its process: its KV store, the sizes of its epochs, and 16 random bytes."""
+    """What the core needs of its process: its KV store, the sizes of its epochs, and 16 random bytes.
+
+    `card` is what a head gives to the broker; others have none.
+    """
 
     store: KvStore
     hidden_size: int
@@ -53,6 +65,8 @@ class StageParts:
     disk_counts: Callable[[], DiskCounts | None] = lambda: None
     reach: Reach = reach_nothing
     measures: StageMeasures = field(default_factory=StageMeasures)
+    card: bytes = b""
+    control_endpoint: str = ""
 
 
 class StageCore:
@@ -63,6 +77,7 @@ class StageCore:
         self._incarnation: int | None = None
         self._fence = Epoch(0, 0)
         self.assembly: Assembly | None = None
+        self._registering = Registering(parts.control_endpoint)
         self.num_dropped = 0
 
     @property
@@ -102,16 +117,16 @@ class StageCore:
             return self._relayed(message, now)
         if isinstance(message, RequestEndedAck):
             return self.assembly.tell_head(message, now) if self.assembly else []
+        if isinstance(message, GetCard):
+            return [SendControl(Card(message.digest, Blob(self._parts.card)))]
         if isinstance(message, AskCache):
             return [SendControl(CacheReport(message.ticket, self._cache(message.clear)))]
         if isinstance(message, AskHeadSnapshots):
             if self.assembly:
                 return self.assembly.ask_snapshots(message, now)
             return [SendControl(report_of_none(message))]
-        if isinstance(message, RegisterRefused):
-            return [Exit(message.code, message.detail)]
-        if isinstance(message, BadMessage):
-            return [Exit(message.code, f"the broker could not read this stage's message: {message.detail}")]
+        if isinstance(message, RegisterRefused | BadMessage):
+            return [_exit(message)]
         self.num_dropped += 1
         return []
 
@@ -209,6 +224,17 @@ class StageCore:
         """A direct link broke, or its dial failed."""
         return self.assembly.lose_link(client_id, link, now) if self.assembly else []
 
-    def tick(self, now: float) -> list[Instruction]:
-        """Time has passed; call at least every 50 ms."""
-        return self.assembly.tick(now) if self.assembly else []
+    def break_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
+        """A direct link brought nonsense, or takes no more: close it, and go on as if it had broken."""
+        links = self.assembly.lose_link(client_id, link, now, is_ours=True) if self.assembly else []
+        return links or [CloseLink(client_id, link)]
+
+    def ring_overflowed(self) -> list[Instruction]:
+        """The outbox of a ring link is full."""
+        return [Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")]
+
+    def tick(self, now: float, is_forgotten: bool = False) -> list[Instruction]:
+        """Time has passed; call at least every 50 ms. `is_forgotten`: the broker has asked who sends the heartbeats."""
+        is_due = self._registering.is_due(self.is_registered, is_forgotten, now)
+        registering: list[Instruction] = [SendControl(self.register())] if is_due else []
+        return registering + (self.assembly.tick(now) if self.assembly else [])

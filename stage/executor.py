@@ -20,7 +20,7 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.request import NO_STATISTICS, StageTiming
 from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
-from stagewire.wire.tensor import Tensor
+from stagewire.wire.tensor import DType, Tensor
 
 TokenArray = npt.NDArray[np.int32]
 
@@ -72,14 +72,8 @@ class StepExecutor:
         self._hidden_size, self._stage_index = hidden_size, stage_index
         self._is_first = stage_index == 0
 
-    def lookup(
-        self, step_id: int, releases: Sequence[int], token_ids: Sequence[int], limit: int, num_elsewhere: int | None
-    ) -> int:
-        """For the head of this very stage: how many of the first `limit` tokens a restore in its next step would give.
-
-        `releases` are those of that step, which come before its restores; they are done now.
-        """
-        self._begin(step_id, releases)
+    def lookup(self, token_ids: Sequence[int], limit: int, num_elsewhere: int | None) -> int:
+        """For the head of this very stage: how many of the first `limit` tokens a restore would give now."""
         return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, num_elsewhere)
 
     def plan(self, step: Step) -> Plan:
@@ -89,7 +83,7 @@ class StepExecutor:
             StepFailed: the step contradicts itself or the pool; the epoch must end.
         """
         self._check_sizes(step)
-        self._begin(step.step_id, step.releases)
+        self.begin(step.step_id, step.releases)
         pieces = list(self._pieces(step))
         writes: list[Write] = []
         slices = [self._restore(piece, token_ids, writes) for piece, token_ids in pieces]
@@ -107,7 +101,8 @@ class StepExecutor:
         jobs = tuple(self.files.job(order) for order in step.orders)
         return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies), tuple(writes), jobs)
 
-    def _begin(self, step_id: int, releases: Sequence[int]) -> None:
+    def begin(self, step_id: int, releases: Sequence[int]) -> None:
+        """What comes first in a step: releases. Doing it again for the same step changes nothing."""
         self._store.begin_step(step_id)
         for seq_id in releases:
             self._store.release(seq_id)
@@ -138,8 +133,6 @@ class StepExecutor:
         """
         if piece.phase not in RESTORES or not piece.num_restored:
             return piece
-        if piece.phase is Phase.PROBE:
-            return replace(piece, num_restored=self._store.probe(token_ids, piece.num_restored))
         if piece.phase is Phase.RESUME:
             is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
             return piece if is_held else replace(piece, num_restored=0, missed=True)
@@ -223,9 +216,11 @@ class StepExecutor:
         num_rows = 0 if self._is_first else sum([piece.num_rows for piece in step.slices])
         if not num_rows:
             return
-        shape = step.hidden_states.shape if step.hidden_states else ()
-        if shape != (num_rows, self._hidden_size):
-            raise StepFailed(f"step {step.step_id}: hidden states {shape} for {(num_rows, self._hidden_size)}")
+        hidden = step.hidden_states
+        shape, dtype = (hidden.shape, hidden.dtype) if hidden else ((), DType.F32)
+        if shape != (num_rows, self._hidden_size) or dtype is not DType.F32:
+            expected = f"{DType.F32.value}{(num_rows, self._hidden_size)}"
+            raise StepFailed(f"step {step.step_id}: hidden states {dtype.value}{shape} for {expected}")
 
     @staticmethod
     def _check_restore(piece: Slice) -> None:
@@ -241,7 +236,7 @@ class StepExecutor:
         """The rows that an earlier stage sent, less those that this one misses."""
         if self._is_first or step.hidden_states is None:
             return None
-        hidden_states = step.hidden_states.to_numpy().astype(np.float32, copy=False)
+        hidden_states: npt.NDArray[np.float32] = step.hidden_states.to_numpy().view(np.float32)
         if not has_misses:
             return hidden_states
         taken = [np.full(old.num_rows, not new.missed) for old, new in zip(step.slices, slices, strict=True)]

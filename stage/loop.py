@@ -36,16 +36,13 @@ from stagewire.stage.instructions import (
 )
 from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
 from stagewire.stage.links.ring_sockets import RingSockets
-from stagewire.stage.registering import Registering
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.stage_epoch import Assembly, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.loop_clock import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
-from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
-from stagewire.wire.frontend import Card, GetCard
+from stagewire.wire.errors import ProtocolError, StagewireError
 from stagewire.wire.ring import Step, StepResult
-from stagewire.wire.tensor import Blob
 
 log = logging.getLogger("stagewire.stage")
 
@@ -56,7 +53,7 @@ Socket = zmq.Socket[bytes]
 
 
 class StageLoop:
-    """One stage's sockets. `data` is bound already; `card` is what a head gives to the broker, if it is one."""
+    """One stage's sockets. `data` is bound already."""
 
     def __init__(
         self,
@@ -66,12 +63,11 @@ class StageLoop:
         core: StageCore,
         operators: Operators,
         heartbeat: HeartbeatThread,
-        card: bytes,
         files: FileWorker,
         disk: DiskCache | None = None,
     ) -> None:
         self._context, self._settings, self._core = context, settings, core
-        self._operators, self._heartbeat, self._card = operators, heartbeat, card
+        self._operators, self._heartbeat = operators, heartbeat
         self._files, self._disk, self._measures = files, disk, core.measures
         self._poller = zmq.Poller()
         self._data = data
@@ -87,7 +83,6 @@ class StageLoop:
         self._clock = LoopClock()
         self._is_busy = False
         self._tick_at = 0.0
-        self._registering = Registering(settings.control_endpoint)
 
     def run(self, on_ready: Callable[[], None], stop: threading.Event) -> None:
         """Serve until `stop` is set.
@@ -147,11 +142,9 @@ class StageLoop:
 
     def _tick(self, now: float) -> None:
         self._tick_at = now + _TICK_S
-        if self._registering.is_due(self._core.is_registered, self._heartbeat.is_unknown(), now):
-            self._perform([SendControl(self._core.register())], now)
-        self._perform(self._core.tick(now), now)
+        self._perform(self._core.tick(now, self._heartbeat.is_unknown()), now)
         self._measures.idle_s = self._clock.idle_s
-        self._heartbeat.progress.counters = self._clock.counters(self._core.store, self._core.assembly)
+        self._heartbeat.progress.counters = self._measures.counters(self._core.store, self._core.assembly)
 
     def _receive(self, ready: Ready) -> None:
         if self._data in ready:
@@ -178,16 +171,13 @@ class StageLoop:
             return
         read_at = time.monotonic()
         self._measures.received.add(read_at - now, frames)
-        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read(read_at - now)), read_at)
+        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.reading(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
         try:
             message = decode(frames)
         except ProtocolError as error:
             log.warning("event=bad_control_message detail=%r", error.detail)
-            return
-        if isinstance(message, GetCard):
-            self._perform([SendControl(Card(message.digest, Blob(self._card)))], now)
             return
         self._perform(self._core.handle_control(message, now), now)
 
@@ -197,8 +187,7 @@ class StageLoop:
             message = decode([frame.buffer for frame in event.frames])
         except ProtocolError as error:
             log.warning("event=bad_return_message client=%s detail=%r", client_id, error.detail)
-            self._pairs.close(CloseLink(client_id, link))
-            self._perform(self._core.lose_link(client_id, link, now), now)
+            self._perform(self._core.break_link(client_id, link, now), now)
             return
         self._perform(self._core.handle_link(client_id, link, message, now), now)
 
@@ -206,32 +195,32 @@ class StageLoop:
 
     def _advance(self, assembly: Assembly, now: float) -> bool:
         """Compute the next step; False if there is none."""
-        step = None
+        taken = step = None
         try:
-            step = assembly.next_step(now)
-            if step:
-                self._compute(assembly, step, now)
+            taken = assembly.take(now)
+            if taken:
+                step = taken.step
+                self._compute(assembly, taken, now)
         except Exception as error:
             # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
             log.exception("event=step_failed step=%s", step.step_id if step else "-")
             self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
-        return step is not None
+        return taken is not None
 
-    def _compute(self, assembly: Assembly, step: Step, begun: float) -> None:
+    def _compute(self, assembly: Assembly, taken: TakenStep, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
         self._heartbeat.progress.begin(begun)
         try:
-            self._perform(assembly.begin_step(step, begun), begun)
-            plan = assembly.executor.plan(step)
-            started = time.monotonic()
+            self._perform(assembly.begin(taken.step, begun), begun)
+            plan = assembly.executor.plan(taken.step)
+            planned = time.monotonic()
             output = plan.compute(self._operators)
             computed = time.monotonic()
             draws = assembly.draw(plan, output)
-            drawn = time.monotonic()
-            timing = self._clock.timing(assembly.stage_index, begun, started, computed, drawn)
-            self._perform(assembly.finish_step(plan, output, draws, timing, drawn), drawn)
-            self._clock.count(step, timing)
-            self._measures.computed(step, plan, timing, assembly.queue_s, assembly.is_tail)
+            sampled = time.monotonic()
+            timing = self._clock.timing(assembly.stage_index, begun, planned, computed, sampled)
+            self._perform(assembly.finish(taken, plan, output, draws, timing, sampled), sampled)
+            self._measures.computed(taken, plan, timing, assembly.is_tail)
         finally:
             self._heartbeat.progress.end()
 
@@ -266,12 +255,11 @@ class StageLoop:
         started = time.monotonic()
         frames = encode_ring(send.envelope, send.message)
         written_at = time.monotonic()
-        self._measures.sent.add(written_at - started, frames)
-        if isinstance(send.message, Step | StepResult):
-            self._clock.wrote(written_at)  # from here on its receiver may be at work already
+        is_step = isinstance(send.message, Step | StepResult)  # its receiver may be at work from here on
+        self._measures.sent.add(self._clock.wrote(written_at) if is_step else written_at - started, frames)
         if not self._ring.put(type(send), frames, now):
             log.error("event=ring_outbox_full")
-            self._exit = Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")
+            self._perform(self._core.ring_overflowed(), now)
 
     def _send_control(self, send: SendControl, now: float) -> None:
         if not self._control.put(encode(send.message), now):
@@ -281,8 +269,7 @@ class StageLoop:
     def _send_link(self, send: SendLink, now: float) -> None:
         if not self._pairs.send(send, now):
             log.warning("event=link_overflow client=%s link=%d", send.client_id, send.link)
-            self._pairs.close(CloseLink(send.client_id, send.link))
-            self._perform(self._core.lose_link(send.client_id, send.link, now), now)
+            self._perform(self._core.break_link(send.client_id, send.link, now), now)
 
     def _connect_ring(self, connect: ConnectRing) -> None:
         if self._disk:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,15 @@ _MAX_QUEUED_STEPS = 64
 _FOR_HEAD = (StartRequest, CancelRequest, StepResult, Miss, Flow, FileDone)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenStep:
+    """A step to compute now. It has waited here for `queue_s`, after it was read as `reading` says."""
+
+    step: Step
+    queue_s: float = 0.0
+    reading: Reading = NO_TIME
+
+
 class Assembly:
     """`head` is there at the first stage, `tail` at the last; where both are one, the ring closes inside.
 
@@ -48,7 +58,6 @@ class Assembly:
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
         self._steps: deque[tuple[float, Reading, Step]] = deque()
-        self.queue_s, self._reading = 0.0, NO_TIME
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -119,19 +128,20 @@ class Assembly:
 
     # --- steps ---
 
-    def next_step(self, now: float) -> Step | None:
+    def take(self, now: float) -> TakenStep | None:
         """The step to compute now, or None."""
-        if not self.is_sound:
+        if self._fault:
             return None
         if self.head:
-            return self.head.next_step(now)
+            self.executor.begin(self.head.next_step_id, self.head.releases)
+            step = self.head.next_step(now)
+            return TakenStep(step) if step else None
         if not self._steps:
             return None
-        arrived_at, self._reading, step = self._steps.popleft()
-        self.queue_s = now - arrived_at
-        return step
+        arrived_at, reading, step = self._steps.popleft()
+        return TakenStep(step, now - arrived_at, reading)
 
-    def begin_step(self, step: Step, now: float) -> list[Instruction]:
+    def begin(self, step: Step, now: float) -> list[Instruction]:
         """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
         return self._perform_links(self.tail.begin(step, now), now) if self.tail else []
 
@@ -139,8 +149,9 @@ class Assembly:
         """At the tail, sample; elsewhere nothing."""
         return self.tail.draw(plan.step, logits) if self.tail else []
 
-    def finish_step(
+    def finish(
         self,
+        taken: TakenStep,
         plan: Plan,
         output: npt.NDArray[np.float32] | None,
         draws: list[Draw],
@@ -148,7 +159,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, self.queue_s, self._reading.unread_s, self._reading.read_s)
+        timing = timing.at(self.stage_index, taken.queue_s, taken.reading.unread_s, taken.reading.read_s)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:
@@ -188,9 +199,9 @@ class Assembly:
         """A message of a client on a direct link, or (None) through the broker."""
         return self._perform_links(self.tail.receive(client_id, link, message, now), now) if self.tail else []
 
-    def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
-        """A direct link broke, or its dial failed."""
-        return self._perform_links(self.tail.lose(client_id, link, now), now) if self.tail else []
+    def lose_link(self, client_id: str, link: int, now: float, is_ours: bool = False) -> list[Instruction]:
+        """A direct link broke, or its dial failed; or (`is_ours`) it is to be closed."""
+        return self._perform_links(self.tail.lose(client_id, link, now, is_ours), now) if self.tail else []
 
     def reset_relays(self, now: float) -> list[Instruction]:
         """The broker is another one: greet again the clients that are reached through it."""

@@ -86,7 +86,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             StageWatch(info, core, parts.store, disk, settings.disk_bytes).serve(endpoint)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
             operators = loaded.backend.operators
-            loop = StageLoop(context, settings, data, core, operators, heartbeat, loaded.card, files, disk)
+            loop = StageLoop(context, settings, data, core, operators, heartbeat, files, disk)
             try:
                 loop.run(on_ready, stop)
             finally:
@@ -215,4 +215,6 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
         is_row_exact=operators.is_row_exact,
         head_limits=head_limits,
         draw_nonce=lambda: secrets.token_bytes(16),
+        card=loaded.card,
+        control_endpoint=settings.control_endpoint,
     )

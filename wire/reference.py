@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,15 @@ def rendered(page: str) -> str:
 
 
 def layout_digest() -> str:
-    """Of the fields of all messages and records, with their types: whatever a peer of the same version must share."""
+    """Of all fields with their types, and all values of enums: whatever a peer of the same version must share."""
     records = {cls for module in _RECORD_MODULES for cls in vars(module).values() if dataclasses.is_dataclass(cls)}
     classes = {cls.__name__: cls for cls in records if isinstance(cls, type)}
     numbers = {cls.__name__: str(kind) for kind, cls in registered().items()}
     lines = [f"{numbers.get(name, '')} {name} {_fields(cls)}" for name, cls in sorted(classes.items())]
+    found = {
+        cls.__name__: cls for module in _RECORD_MODULES for cls in vars(module).values() if isinstance(cls, EnumMeta)
+    }
+    lines += [f"{name} {sorted(cls.__members__)}" for name, cls in sorted(found.items())]
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 

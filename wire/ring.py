@@ -76,7 +76,7 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore, or a probe, found: the `num_tokens` that all stages hold."""
+    """What a restore found: the `num_tokens` that all stages hold."""
 
     seq_id: int
     num_tokens: int
@@ -87,7 +87,7 @@ class Restored:
 class StepResult(Message):
     """The tail is through with a step; every step gets one, also one that sampled nothing.
 
-    `restored` has an item for each slice that restores or probes; `kept` are the sequences that all stages have kept
+    `restored` has an item for each slice that restores; `kept` are the sequences that all stages have kept
     a copy of, under these ids; `cache` is what all stages' caches did.
     """
 
@@ -172,20 +172,19 @@ class Phase(str, Enum):
 
     PREFILL: tokens to compute. DECODE: one token to continue from. TRY_RESTORE: a prefix that each stage takes from
     its KV cache as far as it holds it; it has no rows. TRY_RESTORE_DECODE: a prefix that must be held whole, and
-    behind it the one token to continue from, whose row is computed. PROBE: as TRY_RESTORE, but nothing is taken.
-    RESUME: all tokens of the snapshot `source`; it has no rows, and the tail draws from the logits kept with it.
+    behind it the one token to continue from, whose row is computed. RESUME: all tokens of the snapshot `source`; it
+    has no rows, and the tail draws from the logits kept with it.
     """
 
     PREFILL = "prefill"
     DECODE = "decode"
     TRY_RESTORE = "try_restore"
     TRY_RESTORE_DECODE = "try_restore_decode"
-    PROBE = "probe"
     RESUME = "resume"
 
 
-RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.PROBE, Phase.RESUME})
-"""Slices that begin at position 0 and take, or look for, what is held already."""
+RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.RESUME})
+"""Slices that begin at position 0 and take what is held already."""
 
 
 @dataclass(frozen=True, slots=True)

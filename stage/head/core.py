@@ -6,6 +6,7 @@ It owns the scheduler. Messages in, control messages out; the worker asks `next_
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
@@ -92,15 +93,27 @@ class HeadCore:
     def counters(self) -> HeadCounters:
         """What it holds and has timed so far."""
         num_running = sum([s.state is SequenceState.RUNNING for s in self._by_request.values()])
-        num_waiting, clock = len(self._by_request) - num_running, self._clock
-        return HeadCounters(num_waiting, num_running, clock.num_round_trips, clock.round_trips_s, clock.hops_s)
+        traversal_s, hop_s = self._measures.traversal_s, self._measures.hop_s
+        num_waiting = len(self._by_request) - num_running
+        return HeadCounters(num_waiting, num_running, traversal_s.count, traversal_s.total, hop_s.total)
 
     def num_sequences(self) -> Counter[str]:
         """By state; a running one whose client does not read is paused."""
         held = list(self._by_request.values())
         return Counter("paused" if one.is_paused else one.state.value for one in held)
 
+    @property
+    def next_step_id(self) -> int:
+        """Of the step that `next_step` may give."""
+        return self.scheduler.next_step_id
+
+    @property
+    def releases(self) -> Items[int]:
+        """What that step will release first, as far as it is known before it is made."""
+        return self.scheduler.releases
+
     def next_step(self, now: float) -> Step | None:
+        """The step to compute now, or None; `releases` are done already, so what they gave back can be found."""
         step = self.scheduler.next_step(now)
         if step is None:
             return None

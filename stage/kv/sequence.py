@@ -12,7 +12,7 @@ class HeldSequence:
     """`entries` are the keyed ones of its leading full blocks.
 
     `prompt_end` is where its last prefill ended, until that is published; rows from `decoded_from` on were
-    computed by decode.
+    computed by decode. `is_cut`: the last block goes on behind the end, in a sequence that keys it as a full one.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -20,6 +20,7 @@ class HeldSequence:
     entries: list[Entry] = field(default_factory=list)
     prompt_end: int = 0
     decoded_from: int | None = None
+    is_cut: bool = False
 
     @property
     def length(self) -> int:

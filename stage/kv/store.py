@@ -122,12 +122,6 @@ class KvStore:
                 self.cache.count_lookup(0, 1)
         return length
 
-    def probe(self, token_ids: TokenArray, limit: int) -> int:
-        """How many of the first `limit` tokens a restore would give."""
-        length = self.cache.match(token_ids, limit)[1]
-        self.cache.count_lookup(length, limit)
-        return length
-
     def restore(self, seq_id: int, token_ids: TokenArray, limit: int) -> int:
         """Begin a sequence with as many of the first `limit` tokens as are held, and return their number."""
         self.release(seq_id)
@@ -174,6 +168,7 @@ class KvStore:
             return made
         self._sequences[seq_id] = sequence
         sequence.token_bytes += token_ids.tobytes()
+        sequence.is_cut = False
         if is_prompt:
             sequence.prompt_end = sequence.length
         if sequence.decoded_from is not None and sequence.decoded_from >= pos_start:
@@ -228,9 +223,9 @@ class KvStore:
             self._pool.share(block)
         token_bytes = sequence.token_bytes[: num_tokens * TOKEN_BYTES]
         entries = sequence.entries[: num_tokens // self.block_size]
-        # A last block that goes on behind them is for the source to key, as a full one.
-        prompt_end = num_tokens if num_tokens == sequence.length else 0
-        self._sequences[target] = HeldSequence(blocks, token_bytes, entries, prompt_end, sequence.decoded_from)
+        is_cut = sequence.is_cut or num_tokens < sequence.length
+        prompt_end = 0 if is_cut else num_tokens
+        self._sequences[target] = HeldSequence(blocks, token_bytes, entries, prompt_end, sequence.decoded_from, is_cut)
         self._kept.append(target)
         return True
 

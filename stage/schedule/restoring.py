@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from stagewire.stage.schedule.sequence import Sequence
@@ -27,8 +26,8 @@ class Restoring:
     def __init__(self, snapshots: Snapshots, lookup: Lookup) -> None:
         self._snapshots, self._lookup = snapshots, lookup
 
-    def choose(self, step_id: int, releases: Items[int], sequence: Sequence, only_whole: bool) -> Restore | None:
-        """The restore with which `sequence` begins in this step, after its `releases`.
+    def choose(self, sequence: Sequence, only_whole: bool) -> Restore | None:
+        """The restore with which `sequence` begins in this step, whose releases are done.
 
         Whole: from a snapshot of exactly its tokens, or fused with the first decode where all but the last token is
         there. That is done on admission. A part is taken when the first chunk is due, for by then more may be there;
@@ -45,7 +44,7 @@ class Restoring:
         limit = min(last, len(token_ids))
         num_elsewhere = max(snapshot.num_tokens if snapshot else 0, min(limit, sequence.num_fetched))
         counted = None if only_whole else num_elsewhere
-        num_held = self._lookup(step_id, releases, token_ids, limit, counted) if limit else 0
+        num_held = self._lookup(token_ids, limit, counted) if limit else 0
         num_held = max(num_held, min(limit, sequence.num_fetched))
         if snapshot and not only_whole and snapshot.num_tokens >= num_held:
             return Restore(Phase.RESUME, snapshot.num_tokens, snapshot.num_tokens, snapshot.seq_id)

@@ -15,7 +15,7 @@ from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.schedule.restoring import Restoring
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.snapshots import Snapshots
-from stagewire.stage.schedule.step_builder import Draft, Lookup, no_lookup
+from stagewire.stage.schedule.step_builder import Lookup, StepBuilder, no_lookup
 from stagewire.wire.request import FinishReason
 from stagewire.wire.ring import FileOrder, Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
 
@@ -32,11 +32,12 @@ class Scheduler:
         self._running: dict[int, Sequence] = {}
         self.blocks = BlockAccount(limits, self._running, self.snapshots)
         self._waiting: list[int] = []
-        self._releases: list[int] = []
+        self.releases: list[int] = []
+        """What the next step will release, besides what it preempts."""
         self._finishes: list[SequenceFinish] = []
         self._orders: list[FileOrder] = []
         self._in_flight: dict[int, tuple[float, tuple[Slice, ...]]] = {}
-        self._next_step_id = 1
+        self.next_step_id = 1
         self.num_preemptions = 0
 
     # --- sequences ---
@@ -51,7 +52,7 @@ class Scheduler:
         if sequence.state is SequenceState.ENDING:
             return
         if self._leave(sequence):
-            self._releases.append(sequence.seq_id)
+            self.releases.append(sequence.seq_id)
         sequence.move(SequenceState.ENDING)
         self._finishes.append(finish)
 
@@ -61,7 +62,7 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
-        self._releases += self.snapshots.complete(result)
+        self.releases += self.snapshots.complete(result)
         for found in result.restored:
             self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
@@ -76,7 +77,7 @@ class Scheduler:
         if item.finish_reason is None:
             return None
         if self._leave(sequence):
-            self._releases.append(sequence.seq_id)
+            self.releases.append(sequence.seq_id)
         # A cancel that has not left yet came too late.
         self._finishes = [finish for finish in self._finishes if finish.seq_id != sequence.seq_id]
         sequence.move(SequenceState.ENDED)
@@ -85,7 +86,7 @@ class Scheduler:
 
     def release(self, seq_ids: list[int]) -> None:
         """Have all stages give up what they hold under these ids."""
-        self._releases += seq_ids
+        self.releases += seq_ids
 
     def order(self, order: FileOrder) -> None:
         """Send an order with the next step."""
@@ -108,7 +109,7 @@ class Scheduler:
         if sequence.state is not SequenceState.RUNNING or miss.step_id < sequence.first_step:
             return
         sequence.awaited_step = None
-        self._releases += [miss.seq_id, *self.snapshots.miss(sequence)]
+        self.releases += [miss.seq_id, *self.snapshots.miss(sequence)]
         self._rewind(sequence, restore_limit=miss.length)
 
     def _limit_restore(self, seq_id: int, num_tokens: int) -> None:
@@ -128,20 +129,20 @@ class Scheduler:
         """The next step, or None when enough are in flight or nothing is to be done."""
         if len(self._in_flight) >= self._limits.num_stages:
             return None
-        draft = Draft()
-        draft.releases, self._releases = self._releases, []
-        self._add_decodes(draft)
-        self._admit(draft)
-        self._add_chunks(draft)
-        self._finish_computed(draft)
-        if not (draft.slices or draft.releases or self._finishes or self._orders):
+        builder = StepBuilder()
+        builder.releases, self.releases = self.releases, []
+        self._add_decodes(builder)
+        self._admit(builder)
+        self._add_chunks(builder)
+        self._finish_computed(builder)
+        if not (builder.slices or builder.releases or self._finishes or self._orders):
             return None
-        return self._launch(draft, now)
+        return self._launch(builder, now)
 
-    def _launch(self, draft: Draft, now: float) -> Step:
-        step = draft.step(self._next_step_id, self._finishes, self._orders)
+    def _launch(self, builder: StepBuilder, now: float) -> Step:
+        step = builder.step(self.next_step_id, self._finishes, self._orders)
         self._in_flight[step.step_id] = (now, step.slices)
-        self._next_step_id += 1
+        self.next_step_id += 1
         self._finishes, self._orders = [], []
         return step
 
@@ -149,129 +150,129 @@ class Scheduler:
         num_decoding = sum(s.is_decoding and not s.is_paused for s in self._running.values())
         return -(-num_decoding // self._limits.num_stages)
 
-    def _add_decodes(self, draft: Draft) -> None:
+    def _add_decodes(self, builder: StepBuilder) -> None:
         share = self._decodes_per_step()
         decoding = [s for s in self._running.values() if s.is_decoding and s.is_schedulable]
         ready = sorted(decoding, key=lambda s: (s.last_step, s.seq_id))
         for sequence in ready:
-            if len(draft.slices) == share:
+            if len(builder.slices) == share:
                 return
             # An older one of this very step may have preempted it.
-            if sequence.state is SequenceState.RUNNING and self._make_room(draft, sequence, 1):
-                self._add_slice(draft, sequence, 1)
+            if sequence.state is SequenceState.RUNNING and self._make_room(builder, sequence, 1):
+                self._add_slice(builder, sequence, 1)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, builder: StepBuilder) -> None:
         """Let those run that have waited longest, as far as there is place; they need not all get a chunk at once."""
         for seq_id in [*self._waiting]:
             sequence = self._sequences[seq_id]
             if not sequence.is_schedulable:
                 continue
-            if not self._has_place(draft, sequence):
+            if not self._has_place(builder, sequence):
                 return
             self._waiting.remove(seq_id)
             sequence.move(SequenceState.RUNNING)
             self._running[seq_id] = sequence
-            self._restore(draft, sequence, only_whole=True)
+            self._restore(builder, sequence, only_whole=True)
 
-    def _add_chunks(self, draft: Draft) -> None:
+    def _add_chunks(self, builder: StepBuilder) -> None:
         prompts = [s for s in self._running.values() if s.is_schedulable and not s.is_decoding]
         shares = self._chunks.share_out(prompts, self._decodes_per_step()) if prompts else []
         for sequence, share in shares:
             # An older one of this very step may have preempted it.
             if sequence.state is SequenceState.RUNNING:
-                self._add_chunk(draft, sequence, share)
+                self._add_chunk(builder, sequence, share)
 
-    def _add_chunk(self, draft: Draft, sequence: Sequence, share: int) -> None:
-        if not self._make_room(draft, sequence, min(share, sequence.num_prefill)):
+    def _add_chunk(self, builder: StepBuilder, sequence: Sequence, share: int) -> None:
+        if not self._make_room(builder, sequence, min(share, sequence.num_prefill)):
             return
         if not sequence.num_scheduled:
-            self._restore(draft, sequence)
+            self._restore(builder, sequence)
             share = self._chunks.moved(share, sequence.num_scheduled)
         num_tokens = min(share, sequence.num_prefill)
-        if sequence.is_schedulable and self._make_room(draft, sequence, num_tokens):
-            self._add_slice(draft, sequence, num_tokens)
+        if sequence.is_schedulable and self._make_room(builder, sequence, num_tokens):
+            self._add_slice(builder, sequence, num_tokens)
 
-    def _restore(self, draft: Draft, sequence: Sequence, only_whole: bool = False) -> None:
+    def _restore(self, builder: StepBuilder, sequence: Sequence, only_whole: bool = False) -> None:
         """Take what is held already, if anything is, and room for one more token."""
-        restore = self._restoring.choose(self._next_step_id, draft.releases, sequence, only_whole)
-        if restore and self._make_room(draft, sequence, restore.num_restored + 1):
-            self._add(draft, sequence, restore.phase, restore.num_tokens, restore.num_restored, restore.source)
+        restore = self._restoring.choose(sequence, only_whole)
+        if restore and self._make_room(builder, sequence, restore.num_restored + 1):
+            self._add(builder, sequence, restore.phase, restore.num_tokens, restore.num_restored, restore.source)
 
-    def _add_slice(self, draft: Draft, sequence: Sequence, num_tokens: int) -> None:
+    def _add_slice(self, builder: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         is_generated = sequence.num_scheduled >= sequence.num_prompt_tokens
-        self._add(draft, sequence, Phase.DECODE if is_generated and num_tokens == 1 else Phase.PREFILL, num_tokens)
+        self._add(builder, sequence, Phase.DECODE if is_generated and num_tokens == 1 else Phase.PREFILL, num_tokens)
 
     def _add(
         self,
-        draft: Draft,
+        builder: StepBuilder,
         sequence: Sequence,
         phase: Phase,
         num_tokens: int,
         num_restored: int = 0,
         source: int | None = None,
     ) -> None:
-        draft.announce(sequence)
+        builder.announce(sequence)
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        keep = self.snapshots.due(sequence, start + num_tokens, self._next_step_id, phase, source)
+        keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
         piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
-        draft.add(piece, sequence.token_ids[start : start + num_tokens])
+        builder.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
-        sequence.last_step = self._next_step_id
+        sequence.last_step = self.next_step_id
         if samples:
-            sequence.awaited_step = self._next_step_id
+            sequence.awaited_step = self.next_step_id
         elif is_last:
-            draft.computed_only.append(sequence)
+            builder.computed_only.append(sequence)
 
-    def _finish_computed(self, draft: Draft) -> None:
+    def _finish_computed(self, builder: StepBuilder) -> None:
         """End what wants no tokens, and announce what was cancelled before its first slice.
 
         This comes last: releases of finished sequences belong to the next step, since a step's releases are
         applied before its slices.
         """
-        for sequence in draft.computed_only:
+        for sequence in builder.computed_only:
             self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
         for finish in self._finishes:
-            draft.announce(self._sequences[finish.seq_id])
+            builder.announce(self._sequences[finish.seq_id])
 
     # --- blocks ---
 
-    def _has_place(self, draft: Draft, sequence: Sequence) -> bool:
+    def _has_place(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Whether it may run beside those that do. One alone always may.
 
         Paused sequences make way: a client that does not read holds up nobody but itself.
         """
         while self._running and not self.blocks.has_place(sequence):
-            paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in draft.taken]
+            paused = [s for s in self._running.values() if s.is_paused and s.seq_id not in builder.taken]
             if not paused:
                 return False
-            self._preempt(draft, paused[-1])
+            self._preempt(builder, paused[-1])
         return True
 
-    def _make_room(self, draft: Draft, sequence: Sequence, num_tokens: int) -> bool:
+    def _make_room(self, builder: StepBuilder, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt paused sequences, then the youngest, until `num_tokens` fit.
 
         False when `sequence` itself would be next, or when all younger ones are in this step already.
         """
         num_new = self.blocks.num_new(sequence, num_tokens)
         while num_new and num_new > self.blocks.num_free:
-            candidates = [s for s in self._running.values() if s.num_scheduled and s.seq_id not in draft.taken]
+            candidates = [s for s in self._running.values() if s.num_scheduled and s.seq_id not in builder.taken]
             candidates.append(sequence)
             victim = max(candidates, key=lambda s: (s.is_paused, s.seq_id))
             if victim is sequence:
                 return False
-            self._preempt(draft, victim)
+            self._preempt(builder, victim)
         return True
 
-    def _preempt(self, draft: Draft, sequence: Sequence) -> None:
+    def _preempt(self, builder: StepBuilder, sequence: Sequence) -> None:
         self.num_preemptions += 1
-        draft.releases.append(sequence.seq_id)
+        builder.releases.append(sequence.seq_id)
         self._rewind(sequence)
 
     def _rewind(self, sequence: Sequence, restore_limit: int | None = None) -> None:
         del self._running[sequence.seq_id]
-        sequence.rewind(self._next_step_id, restore_limit)
+        sequence.rewind(self.next_step_id, restore_limit)
         insort(self._waiting, sequence.seq_id)
 
     def _leave(self, sequence: Sequence) -> bool:

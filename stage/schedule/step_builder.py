@@ -9,20 +9,20 @@ from stagewire.stage.schedule.sequence import Sequence
 from stagewire.wire.ring import FileOrder, SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
-Lookup = Callable[[int, Items[int], Items[int], int, int | None], int]
+Lookup = Callable[[Items[int], int, int | None], int]
 """How many of the first `limit` tokens the head's own stage can restore.
 
-Asked with step id, its releases, token ids, limit, and how many of them there are elsewhere, so that what is missing
-can be counted; None if it will be asked again.
+Asked with token ids, limit, and how many of them there are elsewhere, so that what is missing can be counted; None if
+it will be asked again.
 """
 
 
-def no_lookup(_step_id: int, _releases: Items[int], _token_ids: Items[int], _limit: int, _elsewhere: int | None) -> int:
+def no_lookup(_token_ids: Items[int], _limit: int, _elsewhere: int | None) -> int:
     """Nothing can ever be restored."""
     return 0
 
 
-class Draft:
+class StepBuilder:
     """`taken` are the sequences that already have a slice in it."""
 
     def __init__(self) -> None:

@@ -247,10 +247,10 @@ class TailCore:
         target = self._links.get(client_id)
         return target.receive(link, message, now) if target else []
 
-    def lose(self, client_id: str, link: int, now: float) -> list[LinkInstruction]:
-        """A direct link broke."""
+    def lose(self, client_id: str, link: int, now: float, is_ours: bool = False) -> list[LinkInstruction]:
+        """A direct link broke, or (`is_ours`) is to be closed."""
         target = self._links.get(client_id)
-        return target.lose(link, now) if target else []
+        return target.lose(link, now, is_ours) if target else []
 
     def reset_relays(self, now: float) -> list[LinkInstruction]:
         """The broker is another one: what was under way through the old one may be lost."""

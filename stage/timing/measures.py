@@ -1,8 +1,9 @@
-"""What a stage's loop measures of its own work, step by step: plain numbers, read at any time by whoever watches."""
+"""What a stage counts of its own work, step by step: plain numbers, for heartbeats and for Prometheus alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Sequence
 
 from stagewire.monitoring.metrics import (
     CODEC_TIME,
@@ -12,15 +13,18 @@ from stagewire.monitoring.metrics import (
     STEP_SEQUENCES,
     STEP_TOKENS,
 )
+from stagewire.stage.compute.operators import Batch
 from stagewire.stage.executor import Plan
+from stagewire.stage.kv.store import KvStore
+from stagewire.stage.stage_epoch import Assembly, TakenStep
 from stagewire.stage.timing.head_measures import HeadMeasures
 from stagewire.wire.codec import Frames
+from stagewire.wire.counters import StageCounters
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import RESTORES, Phase, Slice, Step
 
 PHASES = ("prefill", "decode", "mixed")
 OUTCOMES = ("direct_miss", "forward_hit", "direct_hit")
-_DECODES = frozenset({Phase.DECODE, Phase.TRY_RESTORE_DECODE})
 
 
 class LinkTraffic:
@@ -42,6 +46,7 @@ class StageMeasures:
     """Since the start of the process."""
 
     def __init__(self) -> None:
+        self._started_at = time.monotonic()
         self.forward_s = {phase: FORWARD_TIME.distribution() for phase in PHASES}
         self.sample_s = SAMPLE_TIME.distribution()
         self.step_queue_s = STEP_QUEUE_TIME.distribution()
@@ -49,20 +54,30 @@ class StageMeasures:
         self.step_sequences = STEP_SEQUENCES.distribution()
         self.sent, self.received = LinkTraffic(), LinkTraffic()
         self.restores = dict.fromkeys(OUTCOMES, 0)
-        self.idle_s = 0.0
+        self.num_steps = self.num_prefill_tokens = self.num_decode_tokens = 0
+        self.plan_s = self.idle_s = 0.0
         self.head = HeadMeasures()
 
-    def computed(self, taken: Step, plan: Plan, timing: StageTiming, queue_s: float, is_tail: bool) -> None:
-        """A step is through; `taken` is what it was before its plan."""
-        self.step_queue_s.observe(queue_s)
+    def computed(self, taken: TakenStep, plan: Plan, timing: StageTiming, is_tail: bool) -> None:
+        """A step is through."""
+        self.num_steps += 1
+        self.plan_s += timing.plan_s
+        self.step_queue_s.observe(taken.queue_s)
         if plan.batch is not None:
-            self.forward_s[_phase_of(plan.step.slices)].observe(timing.compute_s)
-            self.step_tokens.observe(plan.batch.num_rows)
-            self.step_sequences.observe(len(plan.batch.slices))
+            self._count_rows(plan.batch, plan.step.slices, timing.compute_s)
             if is_tail:
                 self.sample_s.observe(timing.sample_s)
-        if plan.step is not taken:  # a step that restores or misses differs from what was planned
-            self._count_restores(taken, plan, "direct_hit" if is_tail else "forward_hit")
+        if plan.step is not taken.step:  # a step that restores or misses differs from what was planned
+            self._count_restores(taken.step, plan, "direct_hit" if is_tail else "forward_hit")
+
+    def _count_rows(self, batch: Batch, slices: Sequence[Slice], compute_s: float) -> None:
+        num_prefill = sum([piece.num_rows for piece in slices if piece.phase is Phase.PREFILL])
+        self.num_prefill_tokens += num_prefill
+        self.num_decode_tokens += batch.num_rows - num_prefill
+        phase = "decode" if not num_prefill else "mixed" if batch.num_rows > num_prefill else "prefill"
+        self.forward_s[phase].observe(compute_s)
+        self.step_tokens.observe(batch.num_rows)
+        self.step_sequences.observe(len(batch.slices))
 
     def _count_restores(self, taken: Step, plan: Plan, hit: str) -> None:
         for old, new in zip(taken.slices, plan.step.slices, strict=True):
@@ -70,13 +85,23 @@ class StageMeasures:
                 self.restores[hit] += not new.missed and new.num_restored == old.num_restored
         self.restores["direct_miss"] += len(plan.misses)
 
-
-def _phase_of(slices: Iterable[Slice]) -> str:
-    """Of a step that has rows."""
-    has_prefill = has_decode = False
-    for piece in slices:
-        has_prefill = has_prefill or piece.phase is Phase.PREFILL
-        has_decode = has_decode or piece.phase in _DECODES
-    if has_prefill and has_decode:
-        return "mixed"
-    return "prefill" if has_prefill else "decode"
+    def counters(self, store: KvStore, assembly: Assembly | None) -> StageCounters:
+        """All of it by now, with what the stage holds and what its pipeline counts."""
+        forward_s = self.forward_s
+        return StageCounters(
+            uptime_s=time.monotonic() - self._started_at,
+            idle_s=self.idle_s,
+            num_steps=self.num_steps,
+            num_prefill_tokens=self.num_prefill_tokens,
+            num_decode_tokens=self.num_decode_tokens,
+            prefill_s=forward_s["prefill"].total + forward_s["mixed"].total,
+            decode_s=forward_s["decode"].total,
+            plan_s=self.plan_s,
+            sample_s=self.sample_s.total,
+            codec_s=self.sent.codec_s.total + self.received.codec_s.total,
+            num_queued_steps=assembly.num_queued_steps if assembly else 0,
+            num_used_blocks=store.num_used,
+            num_cached_blocks=store.num_cached,
+            head=assembly.head.counters() if assembly and assembly.head else None,
+            tail=assembly.tail.counters() if assembly and assembly.tail else None,
+        )

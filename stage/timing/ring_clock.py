@@ -66,16 +66,11 @@ class _Waiting:
 
 
 class RingClock:
-    """Sequences by id from their arrival to their end, and steps from their launch to their result.
-
-    `round_trips_s` adds up the round trips of `num_round_trips` steps; `hops_s` what of them the stages do not explain.
-    """
+    """Sequences by id from their arrival to their end, and steps from their launch to their result."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, _Waiting] = {}
         self._steps: dict[int, tuple[float, tuple[int, ...]]] = {}
-        self.num_round_trips = 0
-        self.round_trips_s = self.hops_s = 0.0
 
     def arrived(self, seq_id: int, now: float) -> None:
         """A sequence is there."""
@@ -124,11 +119,8 @@ class RingClock:
                 waiting.since, waiting.reading = now, reading
         return self._round_trip(now - launched_at, timings, reading)
 
-    def _round_trip(self, total_s: float, timings: Iterable[StageTiming], reading: Reading) -> RoundTrip:
+    @staticmethod
+    def _round_trip(total_s: float, timings: Iterable[StageTiming], reading: Reading) -> RoundTrip:
         # What may have lain unread is not the network's, as far as the round trip has time for it.
         known_s = reading.read_s + reading.unread_s + sum([timing.total_s + timing.unread_s for timing in timings])
-        round_trip = RoundTrip(total_s, max(0.0, total_s - known_s))
-        self.num_round_trips += 1
-        self.round_trips_s += round_trip.total_s
-        self.hops_s += round_trip.hops_s
-        return round_trip
+        return RoundTrip(total_s, max(0.0, total_s - known_s))

@@ -133,7 +133,7 @@ class TimeAccount:
 
     def _book(self, first: Slice, last: Slice, cost: StepCost, span_s: float, read_s: float, unread_s: float) -> None:
         """Divide `span_s`, in which the step was under way and before it the last result, read in `read_s`."""
-        if last.missed or last.phase in (Phase.TRY_RESTORE, Phase.PROBE):
+        if last.missed or last.phase is Phase.TRY_RESTORE:
             self._restore_s += span_s
             return
         is_restored = first.phase in RESTORES

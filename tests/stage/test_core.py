@@ -156,6 +156,7 @@ def test_a_refused_stage_exits_with_the_reason() -> None:
 def test_a_gap_ends_the_epoch_and_is_told_until_dissolved() -> None:
     """After the fault nothing is taken any more."""
     core = new_core()
+    core.handle_control(Registered(8, None), 0.0)
     core.handle_control(assemble(), 0.0)
     (told,) = feed(core, 2, start())
     assert isinstance(told, SendControl) and isinstance(told.message, Fault)
@@ -163,7 +164,7 @@ def test_a_gap_ends_the_epoch_and_is_told_until_dissolved() -> None:
     assert feed(core, 3, start()) == []
     assert core.tick(0.5) == []
     assert core.tick(1.0) == [told]
-    assert core.assembly is not None and core.assembly.next_step(1.0) is None
+    assert core.assembly is not None and core.assembly.take(1.0) is None
 
 
 def test_a_repetition_that_is_ahead_is_a_gap_too() -> None:
@@ -188,6 +189,7 @@ def test_a_message_that_does_not_belong_here_ends_the_epoch() -> None:
 def test_idle_links_repeat_their_number() -> None:
     """Every half second, on each link of its own."""
     core = new_core()
+    core.handle_control(Registered(8, None), 0.0)
     core.handle_control(assemble(1, 3), 0.0)
     first = [SendNext(Envelope(EPOCH, 1, 0, 0), Repeat()), SendHead(Envelope(EPOCH, 1, 0, 0), Repeat())]
     assert core.tick(0.0) == first
@@ -202,14 +204,14 @@ def run_ring(cores: list[StageCore], operators: list[ToyOperators], rounds: int 
         for index, core in enumerate(cores):
             assembly = core.assembly
             assert assembly is not None
-            step = assembly.next_step(0.0)
-            if step is None:
+            taken = assembly.take(0.0)
+            if taken is None:
                 continue
-            sent = assembly.begin_step(step, 0.0)
-            plan = assembly.executor.plan(step)
+            sent = assembly.begin(taken.step, 0.0)
+            plan = assembly.executor.plan(taken.step)
             output = plan.compute(operators[index])
             draws = assembly.draw(plan, output)
-            sent += assembly.finish_step(plan, output, draws, StageTiming(9, 1, 0.5, 0.1, 0.0), 0.0)
+            sent += assembly.finish(taken, plan, output, draws, StageTiming(9, 1, 0.5, 0.1, 0.0), 0.0)
             for instruction in sent:
                 if isinstance(instruction, SendNext):
                     out += cores[index + 1].handle_ring(instruction.envelope, instruction.message, 0.0)

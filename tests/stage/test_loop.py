@@ -125,7 +125,6 @@ def neighbours() -> Iterator[Neighbours]:
         core,
         operators,
         heartbeat,
-        b"",
         FileWorker(FileRunner(None, None), operators.read_block),
     )
     stop = threading.Event()
@@ -211,7 +210,7 @@ def test_what_making_a_step_raises_ends_the_epoch_and_not_the_process(
 ) -> None:
     """The broker is told, and the stage serves the next epoch as if nothing had been."""
     with monkeypatch.context() as patch:
-        patch.setattr(Assembly, "next_step", broken_next_step)
+        patch.setattr(Assembly, "take", broken_next_step)
         fault = neighbours.from_stage(Fault)
     assert isinstance(fault, Fault)
     assert (fault.epoch, fault.code) == (EPOCH, ErrorCode.INTERNAL)

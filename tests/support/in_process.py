@@ -172,18 +172,18 @@ class InProcessPipeline:
         assembly = self.cores[index].assembly
         assert assembly is not None
         assert assembly.is_sound, assembly.tick(1e9)
-        step = assembly.next_step(0.0)
-        if step is None:
+        taken = assembly.take(0.0)
+        if taken is None:
             return False
-        self._perform(index, assembly.begin_step(step, 0.0))
-        plan = assembly.executor.plan(step)
+        self._perform(index, assembly.begin(taken.step, 0.0))
+        plan = assembly.executor.plan(taken.step)
         output = plan.compute(self.operators[index])
         for disk in self.disks[index : index + 1]:
             disk.pump()
         draws = assembly.draw(plan, output)
         timing = StageTiming(0, 1, 0.0, 0.0, 0.0)
-        self._perform(index, assembly.finish_step(plan, output, draws, timing, 0.0))
-        self.cores[index].measures.computed(step, plan, timing, assembly.queue_s, assembly.is_tail)
+        self._perform(index, assembly.finish(taken, plan, output, draws, timing, 0.0))
+        self.cores[index].measures.computed(taken, plan, timing, assembly.is_tail)
         return True
 
     def _perform(self, index: int, instructions: list[Instruction]) -> None:

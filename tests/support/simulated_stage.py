@@ -18,13 +18,12 @@ from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, Note, Sen
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
-from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.stage_epoch import Assembly, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.frontend import WhoAreYou
 from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import Step
 
 if TYPE_CHECKING:
     from support.world import World
@@ -91,7 +90,6 @@ class SimStage:
         self._to_broker = Wire(self._world)
         self._is_busy = False
         self._beat_at = 0.0
-        self._register_at = 0.0
         self.is_alive = True
 
     def _head_limits(self, assemble: Assemble) -> HeadLimits:
@@ -138,9 +136,6 @@ class SimStage:
         if now >= self._beat_at:
             self._beat_at = now + 0.5
             self._control(Heartbeat(self.name, self.info.run, 0, None), "beat")
-        if not self.core.is_registered and now >= self._register_at:
-            self._register_at = now + 1.0
-            self._control(self.core.register())
         self.perform(self.core.tick(now))
         self.poke()
 
@@ -166,24 +161,24 @@ class SimStage:
         assembly = self.core.assembly
         if not self.is_alive or self._is_busy or assembly is None:
             return
-        step = assembly.next_step(self._world.now)
-        if step is not None:
+        taken = assembly.take(self._world.now)
+        if taken is not None:
             self._is_busy = True
-            self.perform(assembly.begin_step(step, self._world.now))
+            self.perform(assembly.begin(taken.step, self._world.now))
             run, took_s = self.info.run, self._world.random.uniform(0.001, 0.02)
-            self._world.at(self._world.now + took_s, lambda: self._computed(run, assembly, step, took_s))
+            self._world.at(self._world.now + took_s, lambda: self._computed(run, assembly, taken, took_s))
 
-    def _computed(self, run: int, assembly: Assembly, step: Step, took_s: float) -> None:
+    def _computed(self, run: int, assembly: Assembly, taken: TakenStep, took_s: float) -> None:
         if not self.is_alive or run != self.info.run:
             return
         self._is_busy = False
         # A process computes and sends in one go: an epoch that ended meanwhile ends after its step.
-        plan = assembly.executor.plan(step)
+        plan = assembly.executor.plan(taken.step)
         output = plan.compute(self._operators)
         if assembly is self.core.assembly:
             draws = assembly.draw(plan, output)
             timing = StageTiming(0, 1, took_s, 0.0, 0.0)
-            self.perform(assembly.finish_step(plan, output, draws, timing, self._world.now))
+            self.perform(assembly.finish(taken, plan, output, draws, timing, self._world.now))
         self.poke()
 
     def perform(self, instructions: Sequence[StageInstruction]) -> None:

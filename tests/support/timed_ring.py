@@ -18,6 +18,7 @@ from support.toy_operators import VOCAB_SIZE, ToyOperators
 
 from stagewire.stage.executor import Plan
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
+from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.tail.core import Draw
 from stagewire.stage.timing.ring_clock import Reading
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
@@ -123,15 +124,16 @@ class TimedRing:
         stage, costs, begun = self._stages[index], self._costs, self.now
         assembly = self._pipeline.cores[index].assembly
         assert assembly is not None
-        step = assembly.next_step(begun + stage.clock_offset_s)
-        if step is None:
+        taken = assembly.take(begun + stage.clock_offset_s)
+        if taken is None:
             stage.is_busy, stage.polled_at = False, None
             if stage.inbox:
                 self._turn(index)
             return
+        step = taken.step
         if index == 0:
             self._note_launch(step)
-        self._perform(index, assembly.begin_step(step, begun + stage.clock_offset_s), begun)
+        self._perform(index, assembly.begin(taken.step, begun + stage.clock_offset_s), begun)
         plan = assembly.executor.plan(step)
         output = plan.compute(self._pipeline.operators[index])
         draws = assembly.draw(plan, output)
@@ -142,7 +144,7 @@ class TimedRing:
         drawn = begun + costs.plan_s + compute_s + sample_s
 
         def finish() -> None:
-            self._finish(index, plan, output, draws, timing)
+            self._finish(index, taken, plan, output, draws, timing)
 
         self.at(drawn, finish)
 
@@ -153,13 +155,19 @@ class TimedRing:
             self.truths[self._request_of[seq_id]].steps.append(step.step_id)
 
     def _finish(
-        self, index: int, plan: Plan, output: NDArray[np.float32] | None, draws: list[Draw], timing: StageTiming
+        self,
+        index: int,
+        taken: TakenStep,
+        plan: Plan,
+        output: NDArray[np.float32] | None,
+        draws: list[Draw],
+        timing: StageTiming,
     ) -> None:
         assembly, stage = self._pipeline.cores[index].assembly, self._stages[index]
         assert assembly is not None
         if index == self._last:
             self.drawn_at[plan.step.step_id] = self.now
-        instructions = assembly.finish_step(plan, output, draws, timing, self.now + stage.clock_offset_s)
+        instructions = assembly.finish(taken, plan, output, draws, timing, self.now + stage.clock_offset_s)
         written_at = self._perform(index, instructions, self.now)
         self.at(written_at, lambda: self._turn(index))
 

@@ -13,6 +13,7 @@ from support.toy_pipelines import GREEDY, TIMING, ask, toy_pipeline
 from stagewire.stage.executor import StepFailed
 from stagewire.stage.instructions import SendHead, SendNext
 from stagewire.stage.kv.store import KvStore
+from stagewire.stage.stage_epoch import TakenStep
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
@@ -118,8 +119,9 @@ def test_a_miss_goes_straight_to_the_head_a_hit_forward_and_at_the_tail_it_ends(
     assert assembly is not None
     piece = Slice(50, Phase.TRY_RESTORE_DECODE, 0, 20, True, num_restored=19)
     row = Tensor.from_numpy(np.ones((1, 2), np.float32))
-    plan = assembly.executor.plan(Step(9, (), (), (piece,), (), (), TokenIds.of(prompt), row))
-    out = assembly.finish_step(plan, plan.compute(pipeline.operators[index]), [], TIMING, 0.0)
+    taken = TakenStep(Step(9, (), (), (piece,), (), (), TokenIds.of(prompt), row))
+    plan = assembly.executor.plan(taken.step)
+    out = assembly.finish(taken, plan, plan.compute(pipeline.operators[index]), [], TIMING, 0.0)
     to_head = [i.message for i in out if isinstance(i, SendHead)]
     forwarded = [i.message for i in out if isinstance(i, SendNext) and isinstance(i.message, Step)]
     assert [m for m in to_head if isinstance(m, Miss)] == ([] if is_held else [Miss(9, 50, 0)])
@@ -167,16 +169,3 @@ def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(piec
     with pytest.raises(StepFailed) as caught:
         executor.plan(step)
     assert caught.value.code is ErrorCode.RESTORE_INCOMPLETE
-
-
-def test_a_probe_takes_nothing() -> None:
-    """It only says how much is there."""
-    pipeline = toy_pipeline()
-    prompt = [3 + i % 50 for i in range(20)]
-    ask(pipeline, "cold", prompt, 1)
-    assembly = pipeline.cores[0].assembly
-    assert assembly is not None
-    piece = Slice(50, Phase.PROBE, 0, 20, False, num_restored=20)
-    plan = assembly.executor.plan(Step(9, (), (), (piece,), (), (), TokenIds.of(prompt), None))
-    assert plan.step.slices == (piece,) and plan.batch is None and plan.misses == ()
-    assert pipeline.stores[0].num_used == 0

@@ -186,7 +186,7 @@ def test_a_miss_starts_the_sequence_again_and_old_misses_are_stale() -> None:
 
 def holds(num_tokens: int) -> Lookup:
     """The head's own stage can restore as many tokens of any prompt."""
-    return lambda _step_id, _releases, _token_ids, limit, _is_final: min(num_tokens, limit)
+    return lambda _token_ids, limit, _is_final: min(num_tokens, limit)
 
 
 def restoring(num_held: int, *sequences: Sequence, size: SchedulerLimits | None = None) -> Scheduler:
@@ -264,21 +264,21 @@ def test_one_that_was_preempted_before_its_miss_arrives_runs_again() -> None:
 
 
 def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
-    """The lookup is told of them, since they come before restores."""
-    asked: list[tuple[int, tuple[int, ...], int]] = []
+    """They are told before the step is made, so that they are done when the prompt is looked up."""
+    released: list[int] = []
 
-    def lookup(step_id: int, releases: Items[int], token_ids: Items[int], limit: int, elsewhere: int | None) -> int:
-        if elsewhere is not None:
-            asked.append((step_id, tuple(releases), len(token_ids)))
-        return 0
+    def lookup(_token_ids: Items[int], limit: int, _elsewhere: int | None) -> int:
+        return limit if released == [1] else 0
 
     scheduler = Scheduler(limits(num_stages=1), lookup)
     scheduler.add(sequence(1))
     first = next_step(scheduler)
     scheduler.complete(sampled(first, finish=FinishReason.LENGTH))
     scheduler.add(sequence(2, num_prompt=6))
-    assert next_step(scheduler).releases == (1,)
-    assert asked == [(1, (), 4), (2, (1,), 6)]
+    released += scheduler.releases
+    step_id, step = scheduler.next_step_id, next_step(scheduler)
+    assert (step.step_id, step.releases) == (step_id, (1,))
+    assert step.slices == (Slice(2, Phase.TRY_RESTORE_DECODE, 0, 6, True, num_restored=5),)
 
 
 def test_an_overdue_step_is_found() -> None:

@@ -75,11 +75,11 @@ def test_hops_are_what_the_stages_do_not_explain_of_a_round_trip() -> None:
         StageTiming(0, 1, compute_s=0.25, sample_s=0.0, codec_s=0.125),
         StageTiming(1, 1, compute_s=0.25, sample_s=0.0625, codec_s=0.0625, queue_s=0.125, plan_s=0.125, unread_s=0.25),
     )
-    clock.returned(1, timings, 2.0, Reading(read_s=0.25, unread_s=0.125))
-    assert (clock.num_round_trips, clock.round_trips_s) == (1, 2.0)
-    assert clock.hops_s == pytest.approx(2.0 - 1.0 - 0.25 - 0.375)
+    round_trip = clock.returned(1, timings, 2.0, Reading(read_s=0.25, unread_s=0.125))
+    assert round_trip is not None and round_trip.total_s == 2.0
+    assert round_trip.hops_s == pytest.approx(2.0 - 1.0 - 0.25 - 0.375)
     clock.launched(step(2), 2.0)
-    clock.returned(2, timings, 2.125)
-    clock.returned(9, timings, 3.0)
-    assert clock.num_round_trips == 2
-    assert clock.hops_s == pytest.approx(0.375), "what may have lain unread never makes it less than nothing"
+    second = clock.returned(2, timings, 2.125)
+    assert clock.returned(9, timings, 3.0) is None
+    assert second is not None
+    assert second.hops_s == 0.0, "what may have lain unread never makes it less than nothing"
