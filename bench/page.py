@@ -46,6 +46,8 @@ Written by `make bench`; do not edit. Each machine has its own figures, ours and
 - Sides take turns, never two at once, round by round. A figure is the median of a round's runs. A round in which
   either side spread more than 10% (largest minus smallest, against the median), or during which others used more
   than 10% of the machine, is discarded and repeated, at most twice; what remains unsteady is marked `~`.
+- Sequences that did not run together for long enough are measured again with longer streams. What still cannot be
+  measured is left out, and the notes say why.
 - `ratio` above 1 always means that Stagewire is better; it is bold where the target, or without one 1, is reached.
 """
 

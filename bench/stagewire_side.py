@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bench.prompts import PromptSource
 from bench.streams import decode_window_s
 from bench.works import Phase, Work
-from stagewire.client import AsyncClient, SamplingParams
-from stagewire.client.aio import AsyncSession
-from stagewire.client.result import Result
+from stagewire.client import AsyncClient, Result, SamplingParams
 from stagewire.cluster.local import LocalCluster
+
+if TYPE_CHECKING:
+    from stagewire.client.aio import AsyncSession
 
 GREEDY = SamplingParams(temperature=0.0)
 _TIMEOUT_S = 300.0

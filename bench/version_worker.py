@@ -52,8 +52,8 @@ def _cpu(num_streams: int, side: StagewireSide) -> list[Figure]:
 MEASURES: dict[str, Callable[[StagewireSide], list[Figure]]] = {
     **{work.name: partial(_rate, work) for work in (prefill(512), decode(1), decode(8), decode(16))},
     "overhead": _overhead,
-    "mixed": _mixed,
     **{f"cpu_{num_streams}": partial(_cpu, num_streams) for num_streams in NUM_STREAMS},
+    "mixed": _mixed,  # the longest, so the last
 }
 
 
