@@ -37,15 +37,19 @@ def clocked_progress() -> Callable[[str], None]:
 
 
 def record_of(command: str, options: argparse.Namespace, progress: Callable[[str], None]) -> Record:
-    """What a quick look finds is not kept."""
-    return Record(command, progress, is_kept=not options.quick, is_resumed=options.resume)
+    """What a quick look finds is not kept; anything else is on the page as soon as it is in the files."""
+    return Record(
+        command,
+        progress,
+        is_kept=not options.quick,
+        is_resumed=options.resume,
+        publish=lambda: write_page(read_machines()),
+    )
 
 
 def finish(record: Record, options: argparse.Namespace) -> None:
-    """Ends the run and prints what is known of this machine; unless it was a quick look, the page is written anew."""
+    """Ends the run and prints what is known of this machine."""
     machine = record.finish()
-    if not options.quick:
-        write_page(read_machines())
     print(json.dumps(asdict(machine.results), indent=1) if options.json else page([machine]))
 
 

@@ -45,7 +45,7 @@ class Record:
     """Rows and measurements of one run of a command, kept with what was measured on this processor before.
 
     A run that is interrupted leaves a list of its steps; one that resumes it passes those over, and the last step's
-    end removes the list. Without `is_kept` nothing is read or written.
+    end removes the list. `publish` is called whenever files were written. Without `is_kept` nothing is read or written.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Record:
         is_kept: bool = True,
         is_resumed: bool = False,
         path: Path = MACHINES_PATH,
+        publish: Callable[[], None] = lambda: None,
     ) -> None:
         self.rows: list[Row] = []
         self.measured = Measurements()
@@ -63,7 +64,7 @@ class Record:
         self._machine, self._slug = machine_description(), this_processor().slug
         self._folder = path / self._slug
         self._steps_path = self._folder / f"unfinished-{command}.json"
-        self._progress, self._is_kept = progress, is_kept
+        self._progress, self._is_kept, self._publish = progress, is_kept, publish
         self._steps: list[str] = []
         if is_resumed:
             self._resume()
@@ -121,3 +122,4 @@ class Record:
         self._folder.mkdir(parents=True, exist_ok=True)
         results.write(merged.results, self._folder / "results.json")
         measurements.write(merged.measured, self._folder / "measurements.json")
+        self._publish()

@@ -49,9 +49,11 @@ def record_at(path: Path, *, is_resumed: bool = False) -> Record:
 
 def test_a_row_is_in_the_files_as_soon_as_its_step_is_done(tmp_path: Path) -> None:
     """So that whatever ends the run later takes nothing with it."""
-    record = record_at(tmp_path)
+    published: list[list[str]] = []
+    record = Record("bench", silent, path=tmp_path, publish=lambda: published.append(list(works(tmp_path))))
     record.step("decode_1", adding(record, "decode_1"))
     assert list(works(tmp_path)) == ["decode_1"]
+    assert published == [["decode_1"]], "the page says what the files say"
     with pytest.raises(KeyboardInterrupt):
         record.step("decode_8", interrupted)
     assert list(works(tmp_path)) == ["decode_1"]
