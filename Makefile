@@ -13,10 +13,10 @@ ARGS ?=
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow sanitize grafana-tools check format wheel bench bench-sweep clean
+.PHONY: help setup demo test test-slow sanitize grafana-tools check format wheel bench bench-sweep bench-versions clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with all that the other targets need (python 3.10 or newer)
 
@@ -57,6 +57,9 @@ bench: $(BENCH_READY) ## Stagewire and llama.cpp side by side (ARGS="--quick", "
 
 bench-sweep: $(READY) ## time per token over 1 to 4 stages and simulated delays (ARGS="--quick", "--help")
 	@$(BIN)/python -m bench.sweep $(ARGS)
+
+bench-versions: $(READY) ## this version and another checkout in turns (ARGS="--before ../other-checkout", "--help")
+	@$(BIN)/python -m bench.versions $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

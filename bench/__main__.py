@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, positive
+from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, names_of, positive, record_of
 from bench.compare import Plan, SideBySide
 from bench.sections import accuracy, own_figures
 from bench.stagewire_side import StagewireSide
@@ -21,6 +21,7 @@ examples:
   python -m bench                                   all of it, about an hour
   python -m bench --quick                           a rough look in some minutes
   python -m bench --only decode_8,decode_16         these works, their rows replaced in the files
+  python -m bench --resume                          the run that was interrupted goes on behind its last row
   python -m bench --only own --json                 our own figures only
   python -m bench --split 0:17,17:30                another cut than the default
 """
@@ -38,16 +39,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--rounds", type=positive, metavar="N", help="how often a round that is not steady is tried (default: 3)"
     )
     parser.add_argument("--split", metavar="RANGES", help="the cut of the two stages, as in 0:17,17:30")
-    parser.add_argument("--only", type=_names, metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between")
+    parser.add_argument(
+        "--only", type=names_of(NAMES), metavar="NAMES", help=f"some of {', '.join(NAMES)}, with commas between"
+    )
     return parser
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    unknown = [name for name in names if name not in NAMES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(NAMES)}")
-    return names
 
 
 def plan_of(options: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
@@ -69,7 +64,8 @@ def plan_of(options: argparse.Namespace) -> tuple[Plan, tuple[str, ...]]:
 def run(options: argparse.Namespace) -> None:
     plan, chosen = plan_of(options)
     progress = clocked_progress()
-    bench = SideBySide(plan, progress)
+    record = record_of("bench", options, progress)
+    bench = SideBySide(plan, record, progress)
     bench.prepare()
     served = ""
     with bench.cluster(2, 1) as cluster, StagewireSide(cluster, seed=1) as side:
@@ -78,12 +74,12 @@ def run(options: argparse.Namespace) -> None:
         if "own" in chosen:
             own_figures(bench, side, plan.model, plan.rules.runs, progress)
         if "warm" in chosen:
-            warm(bench, side, plan.rules.runs, progress)
+            record.step("warm", lambda: warm(bench, side, plan.rules.runs, progress))
     if "single_stage" in chosen:
-        bench.one_stage()
+        record.step("single_stage", bench.one_stage)
     if "accuracy" in chosen:
-        accuracy(bench, plan.model, served, progress)
-    finish(bench.results, bench.measured, options)
+        record.step("accuracy", lambda: accuracy(bench, plan.model, served, progress))
+    finish(record, options)
 
 
 def main() -> int:

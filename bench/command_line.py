@@ -6,14 +6,12 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from bench import measurements, results
 from bench.llama_side import LlamaFailedError
-from bench.measurements import Measurements
-from bench.page import PAGE_PATH, page
-from bench.results import Results
+from bench.page import page, write_page
+from bench.record import Record, read_machines
 from stagewire.model.catalogue import DEFAULT_MODEL
 from stagewire.wire.errors import StagewireError
 
@@ -23,6 +21,7 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", metavar="P", help="of Stagewire's stages (default: theirs)")
     parser.add_argument("--runs", type=positive, metavar="N", help="turns of each side in a round (default: 5)")
     parser.add_argument("--quick", action="store_true", help="fewer runs, none repeated; writes no file")
+    parser.add_argument("--resume", action="store_true", help="go on with the run that was interrupted")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the page")
 
 
@@ -37,15 +36,21 @@ def clocked_progress() -> Callable[[str], None]:
     return show
 
 
-def finish(found: Results, measured: Measurements, options: argparse.Namespace) -> None:
-    """Prints what was found and, unless it was a quick look, writes it with what was measured earlier."""
-    if not options.quick:
-        found = results.merged(results.read(), found)
-        measured = measurements.merged(measurements.read(), measured)
-        results.write(found)
-        measurements.write(measured)
-        PAGE_PATH.write_text(page(found, measured), encoding="utf-8")
-    print(json.dumps(asdict(found), indent=1) if options.json else page(found, measured))
+def record_of(command: str, options: argparse.Namespace, progress: Callable[[str], None]) -> Record:
+    """What a quick look finds is not kept; anything else is on the page as soon as it is in the files."""
+    return Record(
+        command,
+        progress,
+        is_kept=not options.quick,
+        is_resumed=options.resume,
+        publish=lambda: write_page(read_machines()),
+    )
+
+
+def finish(record: Record, options: argparse.Namespace) -> None:
+    """Ends the run and prints what is known of this machine."""
+    machine = record.finish()
+    print(json.dumps(asdict(machine.results), indent=1) if options.json else page([machine]))
 
 
 def exit_code(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
@@ -56,7 +61,7 @@ def exit_code(run: Callable[[argparse.Namespace], None], options: argparse.Names
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; nothing was written", file=sys.stderr)
+        print("stopped; --resume goes on behind the last row", file=sys.stderr)
         return 130
     return 0
 
@@ -66,3 +71,15 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a positive number")
     return number
+
+
+def names_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """The type of a flag that takes some of `known`, with commas between."""
+
+    def names(text: str) -> tuple[str, ...]:
+        given = tuple(text.split(","))
+        if unknown := [name for name in given if name not in known]:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(known)}")
+        return given
+
+    return names

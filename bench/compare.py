@@ -10,11 +10,10 @@ from pathlib import Path
 
 from bench.llama_setting import LlamaSetting
 from bench.llama_side import LlamaFailedError, LlamaSide
-from bench.machine import machine_description, versions
-from bench.measurements import Measurements
 from bench.peers import FILE, KINDS, TOTAL_THREADS, Peer, peers_at, peers_of_single_stage
 from bench.quiet import quiet_gate
-from bench.results import TOKENS_PER_S, Results, Row, row_of
+from bench.record import Record
+from bench.results import TOKENS_PER_S, row_of
 from bench.rpc_servers import RpcServerError, rpc_servers
 from bench.stagewire_side import StagewireSide
 from bench.tuning import Tuning
@@ -43,21 +42,15 @@ class Plan:
 
 
 class SideBySide:
-    """Measures a `Plan`; rows and measurements grow as it goes, so that a run that is stopped keeps what it has."""
+    """Measures a `Plan` into a record, row by row."""
 
-    def __init__(self, plan: Plan, progress: Progress) -> None:
-        self.rows: list[Row] = []
-        self.measured = Measurements()
+    def __init__(self, plan: Plan, record: Record, progress: Progress) -> None:
+        self.record = record
         self._plan, self._progress = plan, progress
         self.files: dict[str, str] = {}
-        self._system_info: str | None = None
         self._quiet = quiet_gate(plan.rules.max_busy_share, plan.patience_s, progress)
         self._llama = LlamaSide(TOTAL_THREADS)  # for all but the turns themselves
         self._tuning = Tuning(self._llama.tokens_per_s, progress, thorough=plan.tune)
-
-    @property
-    def results(self) -> Results:
-        return Results(machine_description(), versions(self._system_info), tuple(self.rows))
 
     def prepare(self) -> None:
         """Makes the peers' model files, and looks how quiet the machine is.
@@ -67,7 +60,7 @@ class SideBySide:
         """
         source = resolve(self._plan.model, self._progress)
         with self._llama as llama:
-            self._system_info = llama.system_info()
+            self.record.versions["llama.cpp"] = llama.system_info()
             for kind in KINDS:
                 self._progress(f"model file of kind {kind}")
                 path = source if kind == FILE else llama.quantized(source, kind, cache_folder() / "bench")
@@ -88,19 +81,21 @@ class SideBySide:
 
     def two_stages(self, side: StagewireSide) -> None:
         """All works, against all peers."""
-        self.measured.cluster = _describe(side.cluster)
+        self.record.measured.cluster = _describe(side.cluster)
         side.tokens_per_s(prefill(256))  # warms up
         with contextlib.ExitStack() as stack:
             servers = self._rpc_servers(stack)
             for work in self._plan.works:
-                self._compare(work.name, work, side, peers_at(work, with_rpc=bool(servers)), servers)
+                peers = peers_at(work, with_rpc=bool(servers))
+                self.record.step(work.name, partial(self._compare, work.name, work, side, peers, servers))
 
     def one_stage(self) -> None:
         """A single stage with all threads."""
         with self.cluster(1, TOTAL_THREADS) as cluster, StagewireSide(cluster, seed=2) as side:
             side.tokens_per_s(prefill(256))
             for work in SINGLE_STAGE_WORKS:
-                self._compare(f"{work.name}_single_stage", work, side, peers_of_single_stage(), ())
+                name = f"{work.name}_single_stage"
+                self.record.step(name, partial(self._compare, name, work, side, peers_of_single_stage(), ()))
 
     def _compare(
         self, name: str, work: Work, side: StagewireSide, peers: Sequence[Peer], servers: tuple[str, ...]
@@ -111,26 +106,40 @@ class SideBySide:
             sides = {peer: stack.enter_context(LlamaSide(TOTAL_THREADS)) for peer in settings}
             theirs = {peer: partial(sides[peer].tokens_per_s, setting, work) for peer, setting in settings.items()}
             words = {peer: str(setting) for peer, setting in settings.items()}
-            self.take_turns(name, TOKENS_PER_S, lambda: side.tokens_per_s(work), theirs, words)
+            self._take_turns(name, TOKENS_PER_S, lambda: side.tokens_per_s(work), theirs, words)
 
     def take_turns(
+        self, name: str, unit: str, ours: Callable[[], float], theirs: Mapping[str, Callable[[], float]]
+    ) -> None:
+        """A step that adds a row for each of the others."""
+        self.record.step(name, partial(self._take_turns, name, unit, ours, theirs, {}))
+
+    def _take_turns(
         self,
         name: str,
         unit: str,
         ours: Callable[[], float],
         theirs: Mapping[str, Callable[[], float]],
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, str],
     ) -> None:
-        """Adds a row for each of the others; `settings` are theirs, in words."""
-        self._progress(f"{name}: {', '.join([OURS, *theirs])}")
-        comparisons = take_turns(
-            Turns(list(theirs), self._plan.rules),
-            lambda who: ours() if who == OURS else theirs[who](),
-            self._quiet,
-            lambda line: self._progress(f"  {line}"),
-        )
-        self.rows += [row_of(name, comparison, unit) for comparison in comparisons]
-        self.measured.add(name, comparisons, settings or {})
+        """`settings` are theirs, in words. Who fails is left out, and the others begin again."""
+        left = dict(theirs)
+        while left:
+            self._progress(f"{name}: {', '.join([OURS, *left])}")
+            try:
+                comparisons = take_turns(
+                    Turns(list(left), self._plan.rules),
+                    partial(_sample, ours, left),
+                    self._quiet,
+                    lambda line: self._progress(f"  {line}"),
+                )
+            except _PeerFailedError as failed:
+                self.record.left_out(f"{failed.peer} at {name}", failed)
+                del left[failed.peer]
+                continue
+            self.record.rows += [row_of(name, comparison, unit) for comparison in comparisons]
+            self.record.measured.add(name, comparisons, settings)
+            return
 
     def best_setting(self, kind: str, threads: int, work: Work) -> LlamaSetting:
         """Of llama.cpp with this file.
@@ -154,14 +163,14 @@ class SideBySide:
                         self._progress(f"{work.name}: {peer.name} gets its best setting")
                         found[peer.name] = self._tuning.best(file, peer.threads, work)
                 except LlamaFailedError as error:
-                    self.measured.notes.append(f"{peer.name} was left out of {work.name}: {error}.")
+                    self.record.left_out(f"{peer.name} at {work.name}", error)
         return found
 
     def _rpc_servers(self, stack: contextlib.ExitStack) -> tuple[str, ...]:
         try:
             return stack.enter_context(rpc_servers(TOTAL_THREADS, threads=1))
         except RpcServerError as error:
-            self.measured.notes.append(f"llama.cpp split over RPC servers was left out: {error}.")
+            self.record.left_out("llama.cpp split over RPC servers", error)
             return ()
 
     def _check_quiet(self) -> None:
@@ -176,7 +185,24 @@ class SideBySide:
         verdict = "a quiet machine" if ratio >= _QUIET_RATIO else f"not a quiet machine (below {_QUIET_RATIO})"
         note = f"Before the run, llama.cpp with two threads prefilled {ratio:.2f} times as fast as with one: {verdict}."
         self._progress(note)
-        self.measured.notes.append(note)
+        self.record.measured.notes.append(note)
+
+
+class _PeerFailedError(Exception):
+    """One side of the turns could not do its part."""
+
+    def __init__(self, peer: str, error: LlamaFailedError) -> None:
+        super().__init__(str(error))
+        self.peer = peer
+
+
+def _sample(ours: Callable[[], float], theirs: Mapping[str, Callable[[], float]], who: str) -> float:
+    if who == OURS:
+        return ours()
+    try:
+        return theirs[who]()
+    except LlamaFailedError as error:
+        raise _PeerFailedError(who, error) from None
 
 
 def _describe(cluster: LocalCluster) -> str:

@@ -1,11 +1,7 @@
-"""llama.cpp's side: starts `bench.llama_worker`, asks it, and outlives its crashes; every wait has a bound."""
+"""llama.cpp's side: starts `bench.llama_worker`, asks it, and outlives its crashes."""
 
 from __future__ import annotations
 
-import json
-import selectors
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.llama_setting import LlamaSetting
+from bench.worker_process import WorkerProcess
 from bench.works import Work
-
-_ROOT = Path(__file__).resolve().parent.parent
-_TIMEOUT_S = 300.0
-_END_S = 5.0
 
 
 class LlamaFailedError(Exception):
@@ -31,7 +24,7 @@ class LlamaSide:
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
-        self._process: subprocess.Popen[str] | None = None
+        self._worker = WorkerProcess("llama.cpp", "bench.llama_worker", LlamaFailedError)
 
     def __enter__(self) -> LlamaSide:
         return self
@@ -47,14 +40,14 @@ class LlamaSide:
         Raises:
             LlamaFailedError: it refused, crashed, or took too long.
         """
-        seconds = self._ask("measure", setting=asdict(setting), work=asdict(work), max_threads=self._max_threads)
+        seconds = self._worker.ask("measure", setting=asdict(setting), work=asdict(work), max_threads=self._max_threads)
         assert isinstance(seconds, float)
         return work.timed_tokens / seconds
 
     def kept_s(self, setting: LlamaSetting, prefix_tokens: int, suffix_tokens: int, is_shared: bool) -> float:
         """Seconds to the first token behind a prefix that is kept, of its own sequence or of one that shares it."""
         numbers = {"prefix_tokens": prefix_tokens, "suffix_tokens": suffix_tokens}
-        seconds = self._ask("kept", setting=asdict(setting), **numbers, is_shared=is_shared)
+        seconds = self._worker.ask("kept", setting=asdict(setting), **numbers, is_shared=is_shared)
         assert isinstance(seconds, float)
         return seconds
 
@@ -62,7 +55,7 @@ class LlamaSide:
         """float32 [T, V] of every position of a text."""
         with tempfile.TemporaryDirectory() as folder:
             path = f"{folder}/logits.npy"
-            self._ask("logits", setting=asdict(setting), token_ids=token_ids, path=path)
+            self._worker.ask("logits", setting=asdict(setting), token_ids=token_ids, path=path)
             loaded: NDArray[np.float32] = np.load(path)
             return loaded
 
@@ -71,57 +64,11 @@ class LlamaSide:
         target = folder / f"{source.stem}.{kind}.gguf"
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            self._ask("quantize", source=str(source), target=str(target), kind=kind)
+            self._worker.ask("quantize", source=str(source), target=str(target), kind=kind)
         return target
 
     def system_info(self) -> str:
-        return str(self._ask("about"))
+        return str(self._worker.ask("about"))
 
     def close(self) -> None:
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.kill()
-        process.wait(_END_S)
-        process.stdin.close()
-        process.stdout.close()
-
-    def _ask(self, method: str, **arguments: object) -> object:
-        process = self._process or self._start()
-        self._process = process
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
-            process.stdin.flush()
-            line = self._read_line(process)
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            code = process.wait(_END_S)
-            self.close()
-            raise LlamaFailedError(f"llama.cpp's process ended in {method} (exit code {code})")
-        given = json.loads(line)
-        if "error" in given:
-            raise LlamaFailedError(given["error"])
-        value: object = given["value"]
-        return value
-
-    def _read_line(self, process: subprocess.Popen[str]) -> str:
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            if not selector.select(_TIMEOUT_S):
-                self.close()
-                raise LlamaFailedError(f"llama.cpp did not answer within {_TIMEOUT_S:g} s; is the machine busy?")
-        return process.stdout.readline()
-
-    def _start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "bench.llama_worker"],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._worker.close()

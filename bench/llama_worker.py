@@ -5,9 +5,9 @@ It ends when its input does. A crash of the library ends only this process; `ben
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from bench import llama_library
 from bench.ggml_backend import NoRpcError
 from bench.llama_library import LlamaContext, LlamaError, LlamaModel
 from bench.llama_setting import Buffers, LlamaSetting
+from bench.worker_process import serve
 from bench.works import Phase, Work
 
 _WARM_UP_TOKENS = 16
@@ -89,8 +90,7 @@ class LlamaWorker:
         return model
 
 
-def answer(worker: LlamaWorker, request: dict[str, Any]) -> object:
-    arguments = {name: value for name, value in request.items() if name != "method"}
+def answer(worker: LlamaWorker, method: str, arguments: dict[str, Any]) -> object:
     if "setting" in arguments:
         given = arguments["setting"]
         arguments["setting"] = LlamaSetting(
@@ -98,7 +98,7 @@ def answer(worker: LlamaWorker, request: dict[str, Any]) -> object:
         )
     if "work" in arguments:
         arguments["work"] = Work(**(arguments["work"] | {"phase": Phase(arguments["work"]["phase"])}))
-    return getattr(worker, request["method"])(**arguments)
+    return getattr(worker, method)(**arguments)
 
 
 def main() -> None:
@@ -106,14 +106,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     llama_library.start()
-    worker = LlamaWorker()
-    for line in sys.stdin:
-        try:
-            given: dict[str, object] = {"value": answer(worker, json.loads(line))}
-        except (LlamaError, NoRpcError, LookupError) as error:
-            given = {"error": str(error)}
-        answers.write(json.dumps(given) + "\n")
-        answers.flush()
+    serve(sys.stdin, answers, partial(answer, LlamaWorker()), (LlamaError, NoRpcError, LookupError))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`bench/measurements.json`: every sample behind `results.json`, what was discarded, and figures without a peer."""
+"""A machine's `measurements.json`: every sample behind its `results.json`, and figures without a peer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bench.own import Figure
+from bench.results import Figure
 from bench.turns import Comparison
-
-MEASUREMENTS_PATH = Path(__file__).resolve().parent / "measurements.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Measurements:
             )
 
 
-def read(path: Path = MEASUREMENTS_PATH) -> Measurements | None:
+def read(path: Path) -> Measurements | None:
     """Those of an earlier run; None if there are none."""
     if not path.exists():
         return None
@@ -84,21 +82,24 @@ def read(path: Path = MEASUREMENTS_PATH) -> Measurements | None:
     )
 
 
-def write(measurements: Measurements, path: Path = MEASUREMENTS_PATH) -> None:
+def write(measurements: Measurements, path: Path) -> None:
     path.write_text(json.dumps(asdict(measurements), indent=1) + "\n", encoding="utf-8")
 
 
-def merged(before: Measurements | None, after: Measurements) -> Measurements:
-    """`after`, and of `before` what was not measured again: comparisons one by one, the other parts as a whole."""
-    if before is None:
-        return after
+def merged(before: Measurements, after: Measurements) -> Measurements:
+    """`after`, and of `before` what was not measured again: comparisons and figures one by one, the rest as a whole."""
     fresh = {(one.work, one.peer) for one in after.comparisons}
     kept = [one for one in before.comparisons if (one.work, one.peer) not in fresh]
     return Measurements(
         cluster=after.cluster or before.cluster,
         comparisons=kept + after.comparisons,
         accuracy=after.accuracy or before.accuracy,
-        figures=after.figures or before.figures,
-        sweep=after.sweep or before.sweep,
+        figures=_merged_figures(before.figures, after.figures),
+        sweep=_merged_figures(before.sweep, after.sweep),
         notes=after.notes or before.notes,
     )
+
+
+def _merged_figures(before: list[Figure], after: list[Figure]) -> list[Figure]:
+    fresh = {figure.what for figure in after}
+    return [figure for figure in before if figure.what not in fresh] + after

@@ -1,20 +1,34 @@
-"""Writes `docs/benchmarks.md` from results and measurements: method, tables, shortfalls, how to repeat. Pure text."""
+"""Writes `docs/benchmarks.md` and its pictures: method, machines side by side, each by itself, how to repeat."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.measurements import Measured, Measurements
-from bench.results import Results, Row
-from bench.targets import TARGETS, shortfalls
+from bench.bars import bars
+from bench.machine_page import machine_sections
+from bench.record import Machine
+from bench.results import find
+from bench.tables import number, table
 
-PAGE_PATH = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
+DOCS_PATH = Path(__file__).resolve().parent.parent / "docs"
+_MAIN_ROWS = (
+    ("prefill_512", "llama.cpp"),
+    ("prefill_512", "llama.cpp-q4_0"),
+    ("decode_1", "llama.cpp"),
+    ("decode_1", "llama.cpp-2-threads"),
+    ("decode_8", "llama.cpp"),
+    ("decode_8", "llama.cpp-q4_0"),
+    ("decode_16", "llama.cpp"),
+    ("decode_1_at_6144", "llama.cpp"),
+    ("overhead_per_token", "limit"),
+    ("inter_token_p99_while_6000_prefill", "limit"),
+)
 
 _METHOD = """\
 # Benchmarks
 
-Written by `make bench`; do not edit. Every figure was measured on one machine in one run, ours and theirs in turns.
+Written by `make bench`; do not edit. Each machine has its own figures, ours and theirs measured in turns.
 
 ## Method
 
@@ -32,6 +46,8 @@ Written by `make bench`; do not edit. Every figure was measured on one machine i
 - Sides take turns, never two at once, round by round. A figure is the median of a round's runs. A round in which
   either side spread more than 10% (largest minus smallest, against the median), or during which others used more
   than 10% of the machine, is discarded and repeated, at most twice; what remains unsteady is marked `~`.
+- Sequences that did not run together for long enough are measured again with longer streams. What still cannot be
+  measured is left out, and the notes say why.
 - `ratio` above 1 always means that Stagewire is better; it is bold where the target, or without one 1, is reached.
 """
 
@@ -40,98 +56,53 @@ _REPEAT = """\
 
 ```sh
 make bench                       # all of it; compiles llama.cpp the first time, about ten minutes
+make bench ARGS="--resume"       # goes on behind the last row of a run that was interrupted
 make bench ARGS="--quick"        # fewer runs, no repetition: shows that it works, its figures are rough
 make bench-sweep                 # stages 1 to 4, delays of 0 to 20 ms on every link
+make bench-versions ARGS="--before ../other-checkout"   # two versions of Stagewire in turns
 ```
 
-`bench/results.json` holds the rows, `bench/measurements.json` every sample behind them.
+`bench/machines/` has a folder for each processor: `results.json` holds the rows, `measurements.json` every sample
+behind them. A row is there as soon as it is measured.
 """
 
 
-def page(results: Results, measured: Measurements) -> str:
-    parts = [_METHOD, _machine(results, measured), _rows(results.rows, measured.comparisons), _accuracy(measured)]
-    parts += [_figures("Stagewire by itself", measured), _sweep(measured), _shortfalls(results.rows)]
-    return "\n".join(part for part in [*parts, _notes(measured), _REPEAT] if part)
+def page(machines: Sequence[Machine]) -> str:
+    sections = [machine_sections(machine, _picture(machine)) for machine in machines]
+    return "\n".join([_METHOD, _side_by_side(machines), *sections, _REPEAT])
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+def pictures(machines: Sequence[Machine]) -> dict[str, str]:
+    """SVG by path below `docs/`, for each machine that has rows to draw."""
+    drawn = {_picture_path(machine): bars(machine.slug, machine.results.rows) for machine in machines}
+    return {path: text for path, text in drawn.items() if text}
 
 
-def number(value: float) -> str:
-    """Three digits that count: 1234, 12.3, 0.00123."""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def write_page(machines: Sequence[Machine]) -> None:
+    (DOCS_PATH / "benchmarks.md").write_text(page(machines), encoding="utf-8")
+    for path, text in pictures(machines).items():
+        (DOCS_PATH / path).parent.mkdir(exist_ok=True)
+        (DOCS_PATH / path).write_text(text, encoding="utf-8")
 
 
-def _machine(results: Results, measured: Measurements) -> str:
-    lines = [f"## Machine\n\n{results.machine}.", f"\n{measured.cluster}" if measured.cluster else ""]
-    packages = ", ".join(f"{name} {version}" for name, version in results.versions.items() if name != "llama.cpp")
-    lines.append(f"\nVersions: {packages}.")
-    if "llama.cpp" in results.versions:
-        lines.append(f"\nllama.cpp was built for: {results.versions['llama.cpp']}.")
-    return "\n".join(line for line in lines if line) + "\n"
+def _picture_path(machine: Machine) -> str:
+    return f"images/benchmarks-{machine.slug}.svg"
 
 
-def _rows(rows: Sequence[Row], comparisons: Sequence[Measured]) -> str:
-    head = ("work", "against", "unit", "ours", "theirs", "ratio", "target", "runs", "spread")
-    by_name = {(one.work, one.peer): one for one in comparisons}
-    body = [_cells(row, by_name.get((row.work, row.peer))) for row in rows]
-    return "## Side by side\n\n" + table(head, body)
+def _picture(machine: Machine) -> str:
+    drawn = pictures([machine])
+    return "".join(f"![Tokens per second on {machine.slug}, as in the table below]({path})\n" for path in drawn)
 
 
-def _cells(row: Row, measured: Measured | None) -> list[str]:
-    target = TARGETS.get((row.work, row.peer))
-    is_reached = row.ratio >= (1.0 if target is None else target)
-    ratio = f"**{row.ratio:.2f}**" if is_reached else f"{row.ratio:.2f}"
-    spread = "" if measured is None else f"{'' if measured.is_steady else '~ '}{100 * measured.spread:.0f}%"
-    wanted = "" if target is None else f"{target:.2f}"
-    values = [row.unit, number(row.ours), number(row.theirs), ratio, wanted, str(row.runs), spread]
-    return [row.work, row.peer, *values]
-
-
-def _accuracy(measured: Measurements) -> str:
-    if not measured.accuracy:
-        return ""
-    body = [(line.who, f"{line.kl:.2g}", f"{100 * line.top1:.1f}%", str(line.num_tokens)) for line in measured.accuracy]
-    head = ("who", "KL divergence, nats", "same likeliest token", "positions")
-    return "## Accuracy, against float32 on a fixed text\n\n" + table(head, body)
-
-
-def _figures(title: str, measured: Measurements) -> str:
-    if not measured.figures:
-        return ""
-    body = [(figure.what, number(figure.value), figure.unit) for figure in measured.figures]
-    return f"## {title}\n\n" + table(("what", "measured", "unit"), body)
-
-
-def _sweep(measured: Measurements) -> str:
-    if not measured.sweep:
-        return ""
-    body = [(figure.what, number(figure.value), figure.unit) for figure in measured.sweep]
-    text = "The floor is what no pipeline can beat: the forward passes of all stages, plus every link's delay.\n\n"
-    return "## Stages and delays\n\n" + text + table(("what", "measured", "unit"), body)
-
-
-def _shortfalls(rows: Sequence[Row]) -> str:
-    short = shortfalls(rows)
-    if not short:
-        return ""
-    body = [
-        (one.row.work, one.row.peer, f"{one.row.ratio:.2f}", f"{one.target:.2f}")
-        for one in sorted(short, key=lambda one: one.row.ratio / one.target)
-    ]
-    return "## What falls short of its target\n\n" + table(("work", "against", "ratio", "target"), body)
-
-
-def _notes(measured: Measurements) -> str:
-    unsteady = [one for one in measured.comparisons if not one.is_steady]
-    notes = list(measured.notes)
-    if unsteady:
-        notes.append(
-            f"{len(unsteady)} of {len(measured.comparisons)} comparisons never were steady (`~`); "
-            f"the widest spread is {100 * max(one.spread for one in unsteady):.0f}%."
-        )
-    settings = {(one.peer, one.work): one.setting for one in measured.comparisons if one.setting}
-    notes += [f"{peer} at {work}: {setting}." for (peer, work), setting in sorted(settings.items())]
-    return "## Notes\n\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else ""
+def _side_by_side(machines: Sequence[Machine]) -> str:
+    """The main rows of all machines; a machine on which a row was not measured has an empty cell."""
+    body = []
+    for work, peer in _MAIN_ROWS:
+        found = [find(machine.results.rows, work, peer) for machine in machines]
+        unit = next((row.unit for row in found if row is not None), None)
+        if unit is not None:
+            cells = [f"{number(r.ours)} to {number(r.theirs)}: **{r.ratio:.2f}**" if r else "" for r in found]
+            body.append((work, peer, unit, *cells))
+    head = ("work", "against", "unit", *(machine.slug for machine in machines))
+    text = "Ours, theirs and the ratio on each machine.\n\n"
+    return "## Main rows\n\n" + text + table(head, body)

@@ -1,4 +1,4 @@
-"""The rows of `bench/results.json`: what was measured, against whom, and which way is better."""
+"""The rows of a machine's `results.json`: what was measured, against whom, and which way is better."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from pathlib import Path
 from bench.samples import median
 from bench.turns import Comparison
 
-RESULTS_PATH = Path(__file__).resolve().parent / "results.json"
-
 TOKENS_PER_S, MILLISECONDS, NATS, SHARE = "tok/s", "ms", "nats", "share"
-_MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}
+MORE_IS_BETTER = {TOKENS_PER_S: True, SHARE: True, MILLISECONDS: False, NATS: False}
 _DIGITS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number, in words."""
+
+    what: str
+    value: float
+    unit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class Results:
 
 def row(work: str, peer: str, unit: str, ours: float, theirs: float, runs: int) -> Row:
     """A row with its ratio, figures rounded to what a measurement can say."""
-    better, worse = (ours, theirs) if _MORE_IS_BETTER[unit] else (theirs, ours)
+    better, worse = (ours, theirs) if MORE_IS_BETTER[unit] else (theirs, ours)
     return Row(work, peer, unit, _rounded(ours), _rounded(theirs), _rounded(better / worse), runs)
 
 
@@ -50,24 +57,20 @@ def row_of(work: str, comparison: Comparison, unit: str = TOKENS_PER_S) -> Row:
     return row(work, comparison.peer, unit, ours, theirs, len(comparison.ours))
 
 
-def merged(before: Results | None, after: Results) -> Results:
-    """`after`, and what else was measured before on the same machine with the same versions.
-
-    A run without llama.cpp does not name its version; what both name must agree.
-    """
-    if before is None or not _is_comparable(before, after):
-        return after
+def merged(before: Results, after: Results) -> Results:
+    """`after`, and what else was measured before."""
     fresh = {(row.work, row.peer) for row in after.rows}
     kept = tuple(row for row in before.rows if (row.work, row.peer) not in fresh)
     return Results(after.machine, {**before.versions, **after.versions}, kept + after.rows)
 
 
-def _is_comparable(before: Results, after: Results) -> bool:
+def is_comparable(before: Results, after: Results) -> bool:
+    """Of the same machine with the same versions; a run without llama.cpp does not name its version."""
     named_twice = before.versions.keys() & after.versions.keys()
     return before.machine == after.machine and all(before.versions[n] == after.versions[n] for n in named_twice)
 
 
-def read(path: Path = RESULTS_PATH) -> Results | None:
+def read(path: Path) -> Results | None:
     """The results of an earlier run; None if there are none.
 
     Raises:
@@ -82,7 +85,7 @@ def read(path: Path = RESULTS_PATH) -> Results | None:
         raise ValueError(f"{path} is not a results file ({error}); delete it and measure again") from None
 
 
-def write(results: Results, path: Path = RESULTS_PATH) -> None:
+def write(results: Results, path: Path) -> None:
     path.write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
 
 
@@ -95,8 +98,8 @@ def _checked(row: Row) -> Row:
     numbers = (row.ours, row.theirs, row.ratio, row.runs)
     if not all(isinstance(word, str) for word in words) or not all(isinstance(n, int | float) for n in numbers):
         raise TypeError(f"a field of the row {row.work!r} has the wrong type")
-    if row.unit not in _MORE_IS_BETTER:
-        raise TypeError(f"unit {row.unit!r} is none of {', '.join(_MORE_IS_BETTER)}")
+    if row.unit not in MORE_IS_BETTER:
+        raise TypeError(f"unit {row.unit!r} is none of {', '.join(MORE_IS_BETTER)}")
     return row
 
 

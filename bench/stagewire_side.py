@@ -7,17 +7,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bench.prompts import PromptSource
 from bench.streams import decode_window_s
 from bench.works import Phase, Work
-from stagewire.client import AsyncClient, SamplingParams
-from stagewire.client.aio import AsyncSession
-from stagewire.client.result import Result
+from stagewire.client import AsyncClient, Result, SamplingParams
 from stagewire.cluster.local import LocalCluster
+
+if TYPE_CHECKING:
+    from stagewire.client.aio import AsyncSession
 
 GREEDY = SamplingParams(temperature=0.0)
 _TIMEOUT_S = 300.0
+_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class StagewireSide:
 
     def __init__(self, cluster: LocalCluster, seed: int) -> None:
         self.cluster = cluster
+        self._spare_tokens: dict[Work, int] = {}
         self.loop = asyncio.new_event_loop()
         self._client = AsyncClient(cluster.endpoint)
         self._session: AsyncSession = self._client.session()
@@ -71,14 +75,24 @@ class StagewireSide:
         self.loop.close()
 
     def tokens_per_s(self, work: Work) -> float:
-        """One run: tokens of the timed phase, all sequences together, per second of the client's time."""
-        # Whoever is prefilled first decodes already while others are prefilled, so everyone generates some more.
-        spare = 0 if work.num_sequences == 1 else work.num_sequences * 8 + 64
-        max_tokens = 1 if work.phase is Phase.PREFILL else work.generate_tokens + 1 + spare
-        streams = self.generate_together(self._prompts(work), max_tokens)
+        """One run: tokens of the timed phase, all sequences together, per second of the client's time.
+
+        Raises:
+            MeasurementError: the sequences never ran together for long enough, however long their streams.
+        """
         if work.phase is Phase.PREFILL:
+            streams = self.generate_together(self._prompts(work), 1)
             return work.timed_tokens / max(stream.first_token_s for stream in streams)
-        return work.timed_tokens / decode_window_s([s.arrivals for s in streams], work.generate_tokens)
+        # Whoever is prefilled first decodes already while others are prefilled, so everyone generates some more.
+        spare = self._spare_tokens.get(work, 0 if work.num_sequences == 1 else work.num_sequences * 8 + 64)
+        for _ in range(_TRIES):
+            streams = self.generate_together(self._prompts(work), work.generate_tokens + 1 + spare)
+            try:
+                return work.timed_tokens / decode_window_s([s.arrivals for s in streams], work.generate_tokens)
+            except ValueError as error:
+                failure = MeasurementError(str(error))
+                spare = self._spare_tokens[work] = 2 * spare
+        raise failure
 
     def generate_together(self, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:
         """Sends all prompts at once and returns when all have ended."""

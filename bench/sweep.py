@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from bench.command_line import add_common_flags, clocked_progress, exit_code, finish
-from bench.machine import machine_description, versions
-from bench.measurements import Measurements
-from bench.own import Figure, TokenCost, measure_token_cost
-from bench.results import MILLISECONDS, Results, Row, row
+from bench.command_line import add_common_flags, clocked_progress, exit_code, finish, record_of
+from bench.record import Record
+from bench.results import MILLISECONDS, Figure, Row, row
 from bench.stagewire_side import StagewireSide
+from bench.token_cost import TokenCost, measure_token_cost
 from stagewire.cluster.local import LocalCluster
 from stagewire.sockets.condition import WireCondition
 
@@ -54,7 +54,7 @@ def point_row(point: Point, cost: TokenCost, runs: int) -> Row:
     return row(point.work, FLOOR, MILLISECONDS, 1000 * cost.total_s, 1000 * point.floor_s(cost), runs)
 
 
-def measure(point: Point, options: argparse.Namespace, runs: int, progress: Callable[[str], None]) -> TokenCost:
+def measure(point: Point, options: argparse.Namespace, runs: int) -> TokenCost:
     with (
         LocalCluster(
             options.model,
@@ -62,7 +62,6 @@ def measure(point: Point, options: argparse.Namespace, runs: int, progress: Call
             threads=1,
             precision=options.precision,
             conditions=point.conditions,
-            progress=progress,
         ) as cluster,
         StagewireSide(cluster, seed=3) as side,
     ):
@@ -91,16 +90,23 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(options: argparse.Namespace) -> None:
     progress = clocked_progress()
-    runs = options.runs or (1 if options.quick else 5)
-    rows, figures = [], []
+    record = record_of("sweep", options, progress)
     for point in [Point(stages, delay) for stages in options.stages for delay in options.delays_ms]:
-        cost = measure(point, options, runs, lambda _line: None)
-        rows.append(point_row(point, cost, runs))
-        over = 1000 * (cost.total_s - point.floor_s(cost))
-        figures.append(Figure(f"{point.num_stages} stages, {point.delay_ms:g} ms: a token above its floor", over, "ms"))
-        progress(f"{point.work}: {rows[-1].ours:.2f} ms, floor {rows[-1].theirs:.2f} ms")
-    measured = Measurements(sweep=figures)
-    finish(Results(machine_description(), versions(None), tuple(rows)), measured, options)
+        record.step(point.work, partial(_measure_point, point, record, options, progress))
+    finish(record, options)
+
+
+def _measure_point(
+    point: Point, record: Record, options: argparse.Namespace, progress: Callable[[str], None]
+) -> None:  # fmt: skip
+    runs = options.runs or (1 if options.quick else 5)
+    cost = measure(point, options, runs)
+    measured = point_row(point, cost, runs)
+    over = 1000 * (cost.total_s - point.floor_s(cost))
+    what = f"{point.num_stages} stages, {point.delay_ms:g} ms: a token above its floor"
+    record.rows.append(measured)
+    record.measured.sweep.append(Figure(what, over, "ms"))
+    progress(f"{point.work}: {measured.ours:.2f} ms, floor {measured.theirs:.2f} ms")
 
 
 def main() -> int:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 from bench.compare import SideBySide
 from bench.llama_side import LlamaFailedError, LlamaSide
-from bench.own import Figure
 from bench.peers import FILE, LLAMA
-from bench.results import MILLISECONDS, row
+from bench.results import MILLISECONDS, Figure, row
 from bench.samples import median
 from bench.stagewire_side import StagewireSide, Stream
 from bench.streams import gaps
@@ -22,6 +21,7 @@ from bench.works import decode_at, prefill
 
 PREFIX_TOKENS = 4096
 SUFFIX_TOKENS = 16
+RESTORE_WORK = f"restore_{PREFIX_TOKENS}"
 _MORE_TOKENS = 8
 COLD, WITHOUT_CACHE = "cold", "without_cache"
 LIMIT = "limit"
@@ -62,7 +62,9 @@ def warm(bench: SideBySide, side: StagewireSide, runs: int, progress: Callable[[
     """Rows for a repetition, a session that goes on, a new one with the same prefix, and what recording costs."""
     name = f"warm_ttft_{PREFIX_TOKENS}"
     warmth = Warmth.of(side)
-    _repetition(bench, warmth, name, runs, progress)
+    bench.take_turns(name, MILLISECONDS, warmth.warm_ms, {COLD: warmth.cold_ms})
+    progress(f"what restoring {PREFIX_TOKENS} tokens costs besides the step behind them")
+    bench.record.step(RESTORE_WORK, lambda: _restoring(bench, warmth, runs))
     with LlamaSide(1) as llama:
         try:
             bench.take_turns(
@@ -75,28 +77,26 @@ def warm(bench: SideBySide, side: StagewireSide, runs: int, progress: Callable[[
                 f"{name}_shared", MILLISECONDS, lambda: warmth.follow_up_ms(None), {LLAMA: _kept(bench, llama, True)}
             )
         except LlamaFailedError as error:
-            bench.measured.notes.append(f"{LLAMA} was left out of {name}: {error}.")
+            bench.record.left_out(f"{LLAMA} at {name}", error)
     with bench.cluster(2, 1, cache_tokens=0) as plain, StagewireSide(plain, seed=9) as other:
         bare = Warmth(other, [])
         other.tokens_per_s(prefill(256))
         bench.take_turns(f"cold_{PREFIX_TOKENS}", MILLISECONDS, warmth.cold_ms, {WITHOUT_CACHE: bare.cold_ms})
 
 
-def _repetition(
-    bench: SideBySide, warmth: Warmth, name: str, runs: int, progress: Callable[[str], None]
-) -> None:  # fmt: skip
-    bench.take_turns(name, MILLISECONDS, warmth.warm_ms, {COLD: warmth.cold_ms})
-    progress(f"what restoring {PREFIX_TOKENS} tokens costs besides the step behind them")
+def _restoring(bench: SideBySide, warmth: Warmth, runs: int) -> None:
+    """What restoring costs besides the step behind it."""
     colds, extras = [], []
     for _ in range(runs):
         colds.append(warmth.cold_ms())
         again = warmth.again()
         extras.append(1000 * (again.first_token_s - median(gaps(again.arrivals))))
-    bench.measured.figures.append(
+    bench.record.measured.figures.append(
         Figure(f"restoring {PREFIX_TOKENS} tokens: first token, less a decode step there", median(extras), "ms")
     )
     limit_ms = RESTORE_LIMIT * median(colds)
-    bench.rows.append(row(f"restore_{PREFIX_TOKENS}", LIMIT, MILLISECONDS, max(median(extras), 0.001), limit_ms, runs))
+    restored = row(RESTORE_WORK, LIMIT, MILLISECONDS, max(median(extras), 0.001), limit_ms, runs)
+    bench.record.rows.append(restored)
 
 
 def _kept(bench: SideBySide, llama: LlamaSide, is_shared: bool) -> Callable[[], float]:

@@ -14,10 +14,11 @@ from bench.__main__ import NAMES, build_parser, plan_of
 from bench.llama_setting import Buffers, LlamaSetting
 from bench.llama_side import LlamaFailedError
 from bench.machine import machine_description, versions
-from bench.own import TokenCost, hop_bytes
+from bench.own import hop_bytes
 from bench.peers import peers_at
 from bench.prompts import PromptSource
 from bench.sweep import Point, point_row
+from bench.token_cost import TokenCost
 from bench.tuning import Tuning
 from bench.works import WORKS, Work, decode, decode_at, prefill
 

@@ -9,8 +9,10 @@ import pytest
 
 from bench import measurements, results
 from bench.measurements import Measured, Measurements
-from bench.page import PAGE_PATH, number, page, table
-from bench.results import MILLISECONDS, NATS, RESULTS_PATH, SHARE, TOKENS_PER_S, Results, Row, find, row
+from bench.page import DOCS_PATH, page, pictures
+from bench.record import MACHINES_PATH, Machine, read_machines
+from bench.results import MILLISECONDS, NATS, SHARE, TOKENS_PER_S, Figure, Results, Row, find, row
+from bench.tables import number, table
 from bench.targets import TARGETS, shortfalls
 from bench.works import WORKS
 
@@ -37,6 +39,7 @@ def test_what_is_measured_again_replaces_its_row_and_the_others_stay() -> None:
         (row("prefill_512", "llama.cpp", TOKENS_PER_S, 1, 1, 5), row("decode_1", "llama.cpp", TOKENS_PER_S, 1, 1, 5)),
     )  # fmt: skip
     new = Results("cpu", {"numpy": "2"}, (row("decode_1", "llama.cpp", TOKENS_PER_S, 3, 1, 5),))
+    assert results.is_comparable(old, new)
     both = results.merged(old, new)
     assert [(one.work, one.ratio) for one in both.rows] == [("prefill_512", 1.0), ("decode_1", 3.0)]
     assert both.versions == {"numpy": "2", "llama.cpp": "x"}
@@ -46,8 +49,7 @@ def test_what_is_measured_again_replaces_its_row_and_the_others_stay() -> None:
 def test_rows_of_another_machine_or_version_are_not_mixed_in(other: tuple[str, dict[str, str]]) -> None:
     old = Results(*other, (row("prefill_512", "llama.cpp", TOKENS_PER_S, 1, 1, 5),))
     new = Results("cpu", {"numpy": "2"}, ())
-    assert results.merged(old, new) == new
-    assert results.merged(None, new) == new
+    assert not results.is_comparable(old, new)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -86,11 +88,11 @@ def test_the_page_marks_what_is_unsteady_and_lists_what_falls_short() -> None:
     fine = row("prefill_512", "llama.cpp", TOKENS_PER_S, 500, 100, 5)
     slow = row("decode_4", "llama.cpp", TOKENS_PER_S, 50, 100, 5)
     measured = Measurements(comparisons=[_measured("decode_8", 1.0, is_steady=False), _measured("prefill_512", 1.0)])
-    text = page(Results("some cpu", {"numpy": "2"}, (fine, short, slow)), measured)
+    text = page([Machine("some-cpu", Results("some cpu", {"numpy": "2"}, (fine, short, slow)), measured)])
     assert "| decode_8 | llama.cpp | tok/s | 200 | 100 | 2.00 | 3.20 | 5 | ~ 50% |" in text
     assert "| prefill_512 | llama.cpp | tok/s | 500 | 100 | **5.00** | 4.00 | 5 | 50% |" in text
     assert "| decode_4 | llama.cpp | tok/s | 50 | 100 | 0.50 |  | 5 |  |" in text
-    assert "## What falls short of its target" in text
+    assert "### What falls short of its target" in text
     assert "1 of 2 comparisons never were steady" in text
     assert shortfalls([fine, short])[0].row == short
 
@@ -107,10 +109,32 @@ def test_every_target_is_of_a_work_that_is_measured() -> None:
     assert {work for work, _ in TARGETS} <= {work.name for work in WORKS} | besides
 
 
-@pytest.mark.skipif(not RESULTS_PATH.exists(), reason="nothing has been measured yet")
-def test_the_published_results_have_the_documented_form() -> None:
-    """Machine, versions and rows, nothing else; the ratio follows from the figures; the page says the same."""
-    parsed = json.loads(RESULTS_PATH.read_text(encoding="utf-8"))
+def test_machines_stand_side_by_side() -> None:
+    """A column for each in the main rows, empty where a machine lacks the row, and a section with a picture."""
+    first = Results("a cpu", {}, (row("decode_8", "llama.cpp", TOKENS_PER_S, 300, 100, 5),))
+    second = Results("b cpu", {}, (row("overhead_per_token", "limit", MILLISECONDS, 1, 0.5, 5),))
+    text = page([Machine("a-cpu", first, Measurements()), Machine("b-cpu", second, Measurements())])
+    assert "| work | against | unit | a-cpu | b-cpu |" in text
+    assert "| decode_8 | llama.cpp | tok/s | 300 to 100: **3.00** |  |" in text
+    assert "| overhead_per_token | limit | ms |  | 1 to 0.5: **0.50** |" in text
+    assert "## a-cpu\n\na cpu.\n" in text
+    assert "(images/benchmarks-a-cpu.svg)" in text
+    assert "(images/benchmarks-b-cpu.svg)" not in text, "it has no row to draw"
+
+
+def test_figures_are_replaced_one_by_one() -> None:
+    """What a later part of a run adds does not drop what an earlier one found."""
+    before = Measurements(figures=[Figure("a", 1, "ms"), Figure("b", 2, "ms")], notes=["old"])
+    after = Measurements(figures=[Figure("b", 3, "ms"), Figure("c", 4, "ms")])
+    both = measurements.merged(before, after)
+    assert [(one.what, one.value) for one in both.figures] == [("a", 1), ("b", 3), ("c", 4)]
+    assert both.notes == ["old"]
+
+
+@pytest.mark.parametrize("machine", read_machines(), ids=lambda machine: machine.slug)
+def test_the_published_results_have_the_documented_form(machine: Machine) -> None:
+    """Machine, versions and rows, nothing else; the ratio follows from the figures."""
+    parsed = json.loads((MACHINES_PATH / machine.slug / "results.json").read_text(encoding="utf-8"))
     assert set(parsed) == {"machine", "versions", "rows"}
     assert all(set(one) == {"work", "peer", "unit", "ours", "theirs", "ratio", "runs"} for one in parsed["rows"])
     rows = [Row(**one) for one in parsed["rows"]]
@@ -119,8 +143,13 @@ def test_the_published_results_have_the_documented_form() -> None:
         again = row(one.work, one.peer, one.unit, one.ours, one.theirs, one.runs)
         assert again.ratio == pytest.approx(one.ratio, rel=1e-3)
         assert find(rows, one.work, one.peer) == one
-    measured = measurements.read()
-    found = results.read()
-    assert found is not None
-    assert measured is not None
-    assert PAGE_PATH.read_text(encoding="utf-8") == page(found, measured)
+
+
+def test_the_page_and_its_pictures_say_what_the_files_say() -> None:
+    machines = read_machines()
+    assert machines, "nothing has been measured"
+    assert (DOCS_PATH / "benchmarks.md").read_text(encoding="utf-8") == page(machines)
+    drawn = pictures(machines)
+    assert {path: (DOCS_PATH / path).read_text(encoding="utf-8") for path in drawn} == drawn
+    kept = {f"images/{path.name}" for path in (DOCS_PATH / "images").glob("benchmarks-*.svg")}
+    assert kept == set(drawn)
