@@ -144,8 +144,7 @@ class TailCore:
                 self._requests[piece.seq_id].num_kept = piece.keep.num_tokens
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
-        finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
-        results += [self._book_finish(finish, items) for finish in finishes]
+        results += [self._book_finish(finish, items) for finish in step.finishes if finish.seq_id in self._requests]
         sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         lines, self._lines = self._lines, []
         restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
