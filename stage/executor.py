@@ -129,7 +129,7 @@ class StepExecutor:
     def _restore(self, piece: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
         """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
 
-        A restore-and-decode that has shrunk is missed: of what it would compute nothing goes on from here.
+        A restore-and-decode that has shrunk lacks tokens before its row, which is then missed like any other.
         """
         if piece.phase not in RESTORES or not piece.num_restored:
             return piece
@@ -142,8 +142,7 @@ class StepExecutor:
         found = held + fetched
         self._store.cache.count_lookup(found, piece.num_restored)
         self._store.cache.count_tokens(held, fetched, piece.num_restored - found)
-        is_short = piece.phase is Phase.TRY_RESTORE_DECODE and found < piece.num_tokens - 1
-        return replace(piece, num_restored=found, missed=piece.missed or is_short)
+        return replace(piece, num_restored=found)
 
     def _unstage(self, piece: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
         """Put what was read behind the `held` tokens into blocks of the sequence; returns how many it holds then."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.executor_steps import activations, decode, prefill, rows_of, step, taken
 from support.in_process import EPOCH, executor_of
 from support.kv_stores import ids, new_store, run
 from support.toy_operators import ToyOperators
 
-from stagewire.stage.compute.operators import Batch
 from stagewire.stage.executor import Plan, StepExecutor, StepFailed, Write
 from stagewire.stage.files.jobs import FetchBlocks, JobDone, Staged
 from stagewire.stage.kv.blocks import Copy
@@ -20,47 +19,7 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import CacheStatistics, StageTiming
 from stagewire.wire.ring import FileAction, FileOrder, Keep, Miss, Phase, Slice, Step
-from stagewire.wire.tensor import DType, Tensor, TokenIds
-
-
-def prefill(seq_id: int, num_tokens: int, pos_start: int = 0, sample: bool = True) -> Slice:
-    return Slice(seq_id, Phase.PREFILL, pos_start, num_tokens, sample)
-
-
-def decode(seq_id: int, position: int) -> Slice:
-    return Slice(seq_id, Phase.DECODE, position, 1, True)
-
-
-def step(
-    *slices: Slice,
-    step_id: int = 2,
-    token_ids: Sequence[int] | None = None,
-    releases: tuple[int, ...] = (),
-    hidden_states: Tensor | None = None,
-) -> Step:
-    """Unless they are given, its token ids are each slice's positions."""
-    positions = [at for piece in slices for at in range(piece.pos_start, piece.pos_start + piece.num_tokens)]
-    packed = TokenIds.of(positions if token_ids is None else token_ids)
-    return Step(step_id, releases, (), slices, (), (), packed, hidden_states)
-
-
-def activations(num_rows: int, width: int = 2, dtype: DType = DType.F32) -> Tensor:
-    values = np.arange(num_rows * width).reshape(num_rows, width)
-    return Tensor.from_numpy(values.astype(np.float32 if dtype is DType.F32 else np.uint16), dtype)
-
-
-def rows_of(batch: Batch | None) -> list[tuple[list[int], int, list[int]]]:
-    """Of each sequence in a batch: its token ids, the position of the first, its blocks."""
-    assert batch is not None
-    return [
-        (batch.token_ids[part.row_start :][: part.num_rows].tolist(), part.pos_start, part.block_table.tolist())
-        for part in batch.slices
-    ]
-
-
-def taken(plan: Plan) -> list[list[float]] | None:
-    return None if plan.hidden_states is None else plan.hidden_states.tolist()
-
+from stagewire.wire.tensor import DType
 
 # --- rows ---
 
@@ -140,12 +99,13 @@ def test_to_begin_a_step_again_changes_nothing() -> None:
     store = new_store()
     executor = executor_of(store, 0)
     executor.plan(step(replace(prefill(1, 6), keep=Keep(50, 6))))
-    for _ in range(2):
-        executor.begin(3, (1,))
-        assert (store.length(1), store.length(50), store.num_used) == (0, 6, 2)
-        assert executor.lookup([0, 1, 2, 3, 4, 5], 6, None) == 6
+    executor.begin(2, ())
+    assert executor.lookup([0, 1, 2, 3, 4, 5], 6, None) == 0, "what a step keeps is public with the next one only"
+    for releases in ((), (1,), (1,)):
+        executor.begin(3, releases)
+        assert (store.length(50), store.num_used, executor.lookup([0, 1, 2, 3, 4, 5], 6, None)) == (6, 2, 6)
     executor.plan(step(step_id=3, releases=(1,)))
-    assert (store.length(50), store.num_used) == (6, 2)
+    assert (store.length(1), store.length(50), store.num_used) == (0, 6, 2)
     store.check_invariants()
 
 
@@ -250,22 +210,22 @@ def staged(executor: StepExecutor, depth: int, token_ids: NDArray[np.int32]) -> 
 @pytest.mark.parametrize(
     ("depth", "token_ids", "num_restored", "written"),
     [
-        (2, ids(4, 8), 12, {2: 2}),  # right behind what is held
-        (1, ids(8, 4), 12, {2: 2}),  # of what is held, none is written again
-        (2, ids(3, 8), 11, {2: 2}),  # as far as it reaches
-        (3, ids(4, 12), 8, {}),  # a gap between
+        (2, ids(4, 8), 11, {2: 2}),  # right behind what is held
+        (1, ids(8, 4), 11, {2: 2}),  # of what is held, none is written again
+        (2, ids(2, 8), 10, {2: 2}),  # as far as it reaches
+        (3, ids(4, 8), 8, {}),  # a gap between, though the tokens are alike
         (2, ids(4, 70), 8, {}),  # other tokens
     ],
 )
 def test_what_was_read_from_files_continues_what_is_held(
     depth: int, token_ids: NDArray[np.int32], num_restored: int, written: dict[int, int]
 ) -> None:
-    """Eight tokens are held and twelve wished for; what was read is used once, or not at all."""
+    """Eight tokens are held and eleven wished for; what was read is used once, or not at all."""
     store = new_store()
     run(store, ids(8))
     executor = executor_of(store, 0)
     staged(executor, depth, token_ids)
-    plan = executor.plan(step(Slice(1, Phase.TRY_RESTORE, 0, 12, False, num_restored=12), step_id=3))
+    plan = executor.plan(step(Slice(1, Phase.TRY_RESTORE, 0, 11, False, num_restored=11), step_id=3))
     assert plan.writes == tuple(Write(block, bytes([byte]) * 40) for block, byte in written.items())
     assert [piece.num_restored for piece in plan.step.slices] == [num_restored] and store.length(1) == num_restored
     assert plan.step.cache.fetched_tokens == num_restored - 8 and executor.files.num_staged == 0
@@ -317,9 +277,11 @@ def test_what_is_there_is_kept_and_what_is_not_is_not_asked_of_the_next() -> Non
     slices = (
         replace(prefill(1, 6), keep=Keep(50, 5)),
         replace(prefill(2, 2), keep=Keep(51, 3)),
-        replace(decode(3, 2), keep=Keep(52, 1)),
+        replace(decode(3, 5), keep=Keep(52, 1)),
     )
-    plan = executor_of(store, 0).plan(step(*slices))
+    executor = executor_of(store, 0)
+    executor.plan(step(prefill(3, 4)))
+    plan = executor.plan(step(*slices, step_id=3))
     assert plan.step.slices == (
         slices[0],
         replace(slices[1], keep=None),
@@ -329,7 +291,18 @@ def test_what_is_there_is_kept_and_what_is_not_is_not_asked_of_the_next() -> Non
     store.check_invariants()
 
 
-# --- what the head is told of the cache ---
+# --- what the cache holds afterwards, and what the head is told of it ---
+
+
+def test_a_prompt_is_found_to_its_last_token_and_what_was_generated_in_full_blocks() -> None:
+    """The first decode ends the prompt."""
+    executor = executor_of(new_store(), 0)
+    executor.plan(step(prefill(1, 6)))
+    assert executor.lookup(range(7), 7, None) == 0
+    executor.plan(step(decode(1, 6), step_id=3))
+    assert executor.lookup(range(7), 7, None) == 6
+    executor.begin(4, (1,))
+    assert executor.lookup(range(7), 7, None) == 6
 
 
 def test_what_the_cache_did_is_passed_on_with_the_bit_of_this_stage() -> None:

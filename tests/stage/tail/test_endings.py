@@ -235,3 +235,14 @@ def test_timings_go_to_the_head_and_add_up_in_the_ending() -> None:
     (ended,) = endings(out)
     assert ended.timings == (StageTiming(0, 2, 1.0, 0.0, 0.0), StageTiming(1, 2, 0.5, 0.25, 0.0))
     assert replace(ended, timings=(), timing=UNTIMED) == ending(FinishReason.STOP, 2)
+
+
+def test_the_time_to_write_a_step_belongs_to_those_that_it_held_and_is_told_with_the_next() -> None:
+    """Whatever else runs then, once: the step behind that one tells of others."""
+    core = tail(start(1), start(2))
+    run(core, step(prefill(1)), rows(3))
+    for piece, written_s in ((prefill(2), 0.5), (decode(2, 2), 0.25)):
+        timings = (StageTiming(0, 1, 0.0, 0.0, written_s, written_s=written_s), StageTiming(1, 1, 0.0, 0.0, 0.0))
+        run(core, step(piece), rows(3), timings)
+    (ended,) = endings(run(core, step(finishes=(CANCELLED,)))[1])
+    assert ended.timing == replace(UNTIMED, prefill_s=0.5)
