@@ -127,8 +127,9 @@ class StageLoop:
             self._tick(now)
         assembly = self._core.assembly
         has_computed = assembly is not None and self._advance(assembly, now)
-        self._is_busy = has_computed or self._files.has_work or (self._disk is not None and self._disk.has_work)
-        self._files.pump()
+        self._is_busy = has_computed or bool(self._files.copying) or (self._disk is not None and self._disk.has_work)
+        if self._files.copying:
+            self._files.pump()
         if self._disk:
             self._disk.pump()
         self._flush(time.monotonic())
@@ -209,7 +210,8 @@ class StageLoop:
 
     def _compute(self, assembly: Assembly, taken: TakenStep, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        self._heartbeat.progress.begin(begun)
+        progress = self._heartbeat.progress
+        progress.step_begun_at = begun
         try:
             self._perform(assembly.begin(taken.step, begun), begun)
             plan = assembly.executor.plan(taken.step)
@@ -222,7 +224,8 @@ class StageLoop:
             self._perform(assembly.finish(taken, plan, output, draws, timing, sampled), sampled)
             self._measures.computed(taken, plan, timing, assembly.is_tail)
         finally:
-            self._heartbeat.progress.end()
+            progress.step_begun_at = None
+            progress.num_steps += 1
 
     # --- instructions ---
 

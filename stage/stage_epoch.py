@@ -43,6 +43,13 @@ class TakenStep:
     reading: Reading = NO_TIME
 
 
+def timing_of(taken: TakenStep, stage_index: int, timing: StageTiming) -> StageTiming:
+    """`timing` with what is known of the step from before it was begun."""
+    codec_s, unread_s = timing.codec_s + taken.reading.read_s, taken.reading.unread_s
+    spent = (timing.steps, timing.compute_s, timing.sample_s, codec_s, taken.queue_s, timing.plan_s)
+    return StageTiming(stage_index, *spent, unread_s, timing.written_s)
+
+
 class Assembly:
     """`head` is there at the first stage, `tail` at the last; where both are one, the ring closes inside.
 
@@ -158,7 +165,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, taken.queue_s, taken.reading.unread_s, taken.reading.read_s)
+        timing = timing_of(taken, self.stage_index, timing)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:

@@ -241,8 +241,6 @@ class Scheduler:
         for finish in self._finishes:
             builder.announce(self._sequences[finish.seq_id])
 
-    # --- blocks ---
-
     def _has_place(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Whether it may run beside those that do. One alone always may.
 

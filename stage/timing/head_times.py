@@ -34,6 +34,11 @@ class Reading:
     unread_s: float = 0.0
 
 
+def spent_s(timing: StageTiming) -> float:
+    """From when the stage began to read the step until it passed on what came of it."""
+    return timing.queue_s + timing.plan_s + timing.compute_s + timing.sample_s + timing.codec_s
+
+
 NO_TIME = Reading()
 """Nothing to speak of."""
 
@@ -135,7 +140,7 @@ class RingClock:
     @staticmethod
     def _round_trip(total_s: float, timings: Iterable[StageTiming], reading: Reading) -> RoundTrip:
         # What may have lain unread is not the network's, as far as the round trip has time for it.
-        known_s = reading.read_s + reading.unread_s + sum([timing.total_s + timing.unread_s for timing in timings])
+        known_s = reading.read_s + reading.unread_s + sum([spent_s(timing) + timing.unread_s for timing in timings])
         return RoundTrip(total_s, max(0.0, total_s - known_s))
 
 
