@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zmq
 
-from stagewire.broker.router import HIGH_WATER_MARK
 from stagewire.sockets.condition import WireCondition
-from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import BROKER, Frame, Message, encode_ring
+from stagewire.sockets.connection import HIGH_WATER_MARK
+from stagewire.sockets.nonblocking import Outbox, SendSocket
+from stagewire.wire.codec import BROKER, Message, encode_ring
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.ring import Repeat
@@ -27,36 +27,24 @@ class Feed:
         condition: WireCondition | None,
     ) -> None:
         self._numbers = SenderNumbers(epoch, BROKER, run)
-        self._outbox = Outbox(_OUTBOX_MESSAGES, condition)
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.connect(endpoint)
+        self._sending = SendSocket(context.socket(zmq.PUSH), Outbox(_OUTBOX_MESSAGES, condition))
+        self._sending.socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._sending.socket.connect(endpoint)
 
     @property
     def has_pending(self) -> bool:
-        return len(self._outbox) > 0
+        return len(self._sending.outbox) > 0
 
     def send(self, message: Message, now: float) -> bool:
         """Send it now or later; False when the head has not read for long."""
-        is_queued = self._outbox.put(encode_ring(self._numbers.next(now), message), now)
-        self.flush(now)
-        return is_queued
+        return self._sending.put(encode_ring(self._numbers.next(now), message), now)
 
     def flush(self, now: float) -> None:
         """Send what is due, and the idle repetition; a waiting message makes that needless."""
-        self._outbox.flush(self._send_now, now)
-        if not self._outbox:
-            envelope = self._numbers.repeat(now)
-            if envelope:
-                self._outbox.put(encode_ring(envelope, Repeat()), now)
-                self._outbox.flush(self._send_now, now)
-
-    def _send_now(self, frames: list[Frame]) -> bool:
-        try:
-            self._socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        self._sending.flush(now)
+        envelope = None if self.has_pending else self._numbers.repeat(now)
+        if envelope:
+            self._sending.put(encode_ring(envelope, Repeat()), now)
 
     def close(self, linger_s: float) -> None:
-        self._socket.close(linger=round(linger_s * 1000))
+        self._sending.socket.close(linger=round(linger_s * 1000))

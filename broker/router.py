@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
-from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import Frame, Message, encode
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind
+from stagewire.sockets.nonblocking import Outbox, received, try_send
+from stagewire.wire.codec import Message, encode
 
-HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """libzmq closes a connection that sends a longer frame; messages of this protocol are far below."""
 _OUTBOX_MESSAGES = 4096
@@ -33,22 +32,7 @@ class Router:
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._bind(endpoint)
-
-    def _bind(self, endpoint: str) -> None:
-        try:
-            self.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.socket.close(linger=0)
-            name = f"{self._link.value}_endpoint={endpoint}"
-            if error.errno == zmq.EADDRINUSE:
-                advice = "another process has this port; stop it (a second broker?) or choose another"
-                raise SettingsError(f"{name}: {advice}", ErrorCode.PORT_IN_USE) from None
-            raise SettingsError(f"{name}: cannot be bound: {error}") from None
-
-    @property
-    def endpoint(self) -> str:
-        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = bind(self.socket, endpoint, f"{link.value}_endpoint")
 
     @property
     def has_pending(self) -> bool:
@@ -56,11 +40,7 @@ class Router:
 
     def receive(self, limit: int) -> Iterator[tuple[Peer, Sequence[bytes]]]:
         """What has come, at most `limit` messages: who sent it, and its frames."""
-        for _ in range(limit):
-            try:
-                routing_id, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for routing_id, *frames in received(self.socket, limit):
             yield Peer(self._link, routing_id), frames
 
     def send(self, peer: Peer, message: Message, now: float) -> Event | None:
@@ -84,7 +64,7 @@ class Router:
     def _flush(self, peer: Peer, now: float) -> Event | None:
         outbox = self._outboxes[peer]
         try:
-            outbox.flush(lambda frames: self._send_now(peer, frames), now)
+            outbox.flush(lambda frames: try_send(self.socket, [peer.routing_id, *frames]), now)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -93,13 +73,6 @@ class Router:
         if not outbox:
             del self._outboxes[peer]
         return None
-
-    def _send_now(self, peer: Peer, frames: list[Frame]) -> bool:
-        try:
-            self.socket.send_multipart([peer.routing_id, *frames], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
 
     def close(self, linger_s: float) -> None:
         self.socket.close(linger=round(linger_s * 1000))

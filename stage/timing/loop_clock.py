@@ -6,7 +6,7 @@ import time
 
 import zmq
 
-from stagewire.sockets.poll_until import Ready, poll_until
+from stagewire.sockets.nonblocking import Ready, poll_until
 from stagewire.stage.timing.ring_clock import Reading
 from stagewire.wire.request import StageTiming
 
