@@ -25,7 +25,6 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
-    Note,
     SendControl,
     SendHead,
     SendNext,
@@ -39,6 +38,7 @@ from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.loop_clock import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
+from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
 
 log = logging.getLogger("stagewire.stage")

@@ -27,6 +27,7 @@ from stagewire.sockets.nonblocking import Outbox, received
 from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
 from stagewire.wire.frontend import Generate
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, Usage
 
 log = logging.getLogger("stagewire.client")
@@ -217,8 +218,8 @@ class ClientLoop:
                 return self._pairs.send(generation, message, time.monotonic())
             case events.Answer() | events.AnswerError():
                 self._answer(instruction)
-            case events.Note(event, fields):
-                log.info("event=%s %s", event, fields)
+            case Note():
+                instruction.write(log)
             case _:
                 self._deliver(instruction)
         return None

@@ -1,4 +1,4 @@
-"""One ROUTER socket and a bounded outbox for each peer that does not read fast enough; it never blocks."""
+"""The broker's sockets, none of which ever blocks: a ROUTER for clients, one for stages, and a feed to each head."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
+from stagewire.sockets.condition import WireCondition
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind
-from stagewire.sockets.nonblocking import Outbox, received, try_send
-from stagewire.wire.codec import Message, encode
+from stagewire.sockets.nonblocking import Outbox, SendSocket, received, try_send
+from stagewire.wire.codec import BROKER, Message, encode, encode_ring
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.numbering import SenderNumbers
+from stagewire.wire.ring import Repeat
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """libzmq closes a connection that sends a longer frame; messages of this protocol are far below."""
 _OUTBOX_MESSAGES = 4096
 _MAX_OUTBOXES = 4096
+_FEED_MESSAGES = 1024
 
 
 class Router:
-    """Binds on construction.
+    """One ROUTER socket, bound on construction, and a bounded outbox for each peer that does not read fast enough.
 
     Raises:
         SettingsError: the endpoint cannot be bound, PORT_IN_USE when another process has it.
@@ -76,3 +81,41 @@ class Router:
 
     def close(self, linger_s: float) -> None:
         self.socket.close(linger=round(linger_s * 1000))
+
+
+class Feed:
+    """A PUSH socket to one head, from the time that its pipeline serves until it breaks.
+
+    Its messages are numbered within the epoch; the last number is repeated when it is idle.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        epoch: Epoch,
+        endpoint: str,
+        run: int,
+        condition: WireCondition | None,
+    ) -> None:
+        self._numbers = SenderNumbers(epoch, BROKER, run)
+        self._sending = SendSocket(context.socket(zmq.PUSH), Outbox(_FEED_MESSAGES, condition))
+        self._sending.socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._sending.socket.connect(endpoint)
+
+    @property
+    def has_pending(self) -> bool:
+        return len(self._sending.outbox) > 0
+
+    def send(self, message: Message, now: float) -> bool:
+        """Send it now or later; False when the head has not read for long."""
+        return self._sending.put(encode_ring(self._numbers.next(now), message), now)
+
+    def flush(self, now: float) -> None:
+        """Send what is due, and the idle repetition; a waiting message makes that needless."""
+        self._sending.flush(now)
+        envelope = None if self.has_pending else self._numbers.repeat(now)
+        if envelope:
+            self._sending.put(encode_ring(envelope, Repeat()), now)
+
+    def close(self, linger_s: float) -> None:
+        self._sending.socket.close(linger=round(linger_s * 1000))
