@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from stagewire.sockets.drain import drain
-from stagewire.sockets.outbox import Outbox
-from stagewire.sockets.poll_until import Ready
-from stagewire.sockets.send_socket import SendSocket
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, drain
 from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
@@ -28,7 +25,6 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
-    Note,
     SendControl,
     SendHead,
     SendNext,
@@ -42,6 +38,7 @@ from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
+from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
 
 log = logging.getLogger("stagewire.stage")
@@ -185,7 +182,7 @@ class StageLoop:
     def _take_link(self, event: LinkFrames, now: float) -> None:
         client_id, link = event.key
         try:
-            message = decode([frame.buffer for frame in event.frames])
+            message = decode(event.frames)
         except ProtocolError as error:
             log.warning("event=bad_return_message client=%s detail=%r", client_id, error.detail)
             self._perform(self._core.break_link(client_id, link, now), now)

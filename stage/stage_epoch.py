@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
-from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext, StartJob
+from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.timing.head_times import NO_TIME, Reading
@@ -24,6 +24,7 @@ from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none

@@ -15,7 +15,7 @@ from stagewire.monitoring.metrics import (
     STEP_SEQUENCES,
     STEP_TOKENS,
 )
-from stagewire.sockets.poll_until import Ready, poll_until
+from stagewire.sockets.nonblocking import Ready, poll_until
 from stagewire.stage.compute.operators import Batch
 from stagewire.stage.executor import Plan
 from stagewire.stage.kv.store import KvStore
