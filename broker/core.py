@@ -27,7 +27,7 @@ from stagewire.broker.registration import Registration
 from stagewire.broker.report import status_of
 from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.state import BrokerState
-from stagewire.wire.caches import AskCaches, CacheReport
+from stagewire.wire.cache_reports import AskCaches, CacheReport
 from stagewire.wire.codec import Message
 from stagewire.wire.control import (
     Assembled,

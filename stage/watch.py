@@ -15,7 +15,7 @@ from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.timing.step_times import LinkTraffic, StageMeasures
-from stagewire.wire.caches import DiskCounts
+from stagewire.wire.cache_reports import DiskCounts
 from stagewire.wire.control import StageInfo
 
 _NO_FILES = DiskCounts(0, 0, 0, 0, 0)
@@ -79,8 +79,8 @@ class StageWatch:
         yield Sample(m.STEP_SEQUENCES, (), measures.step_sequences)
         yield from _traffic(measures.sent, "encode", "sent")
         yield from _traffic(measures.received, "decode", "received")
-        assembly = self.core.assembly
-        yield Sample(m.HOP_QUEUE_DEPTH, (), assembly.num_queued_steps if assembly else 0)
+        stage_epoch = self.core.stage_epoch
+        yield Sample(m.HOP_QUEUE_DEPTH, (), stage_epoch.num_queued_steps if stage_epoch else 0)
         for outcome, count in measures.restores.items():
             yield Sample(m.RESTORES, (outcome,), count)
 
@@ -120,8 +120,8 @@ class StageWatch:
         yield Sample(m.DISK_BLOCKS, ("set_aside",), files.num_set_aside)
 
     def _head(self) -> Iterator[Sample]:
-        measures, assembly = self.core.measures.head, self.core.assembly
-        head = assembly.head if assembly else None
+        measures, stage_epoch = self.core.measures.head, self.core.stage_epoch
+        head = stage_epoch.head if stage_epoch else None
         yield Sample(m.TIME_TO_FIRST_TOKEN, (), measures.first_token_s)
         yield Sample(m.INTER_TOKEN_LATENCY, (), measures.inter_token_s)
         yield Sample(m.TIME_PER_OUTPUT_TOKEN, (), measures.per_output_token_s)

@@ -80,7 +80,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             FileRunner(snapshots, disk.tier if disk else None),
             loaded.backend.operators.read_block,
         )
-        core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)
+        core = StageCore(info, replace(parts, disk_counts=disk.counts, file_lookup=disk.file_lookup) if disk else parts)
         if endpoint:
             StageWatch(info, core, parts.store, disk, settings.disk_bytes).serve(endpoint)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:

@@ -30,7 +30,7 @@ from stagewire.client.core.request_table import RequestTable
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.core.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
-from stagewire.wire.caches import Caches
+from stagewire.wire.cache_reports import Caches
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError

@@ -20,7 +20,7 @@ class OutOfBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class MissingTokens:
     """The sequence holds only `length` tokens, fewer than the position to write at; nothing was changed."""
 
     length: int
@@ -76,7 +76,7 @@ class BlockPool:
     def limit(self, capacity: int, max_resting: int) -> None:
         """Change the limits; what rests beyond them is given up."""
         self.capacity, self._max_resting = capacity, max_resting
-        while self._index.num_resting > min(max_resting, self.num_free):
+        while self._index.num_evictable > min(max_resting, self.num_free):
             self._evict()
 
     def take(self) -> int:
@@ -84,7 +84,7 @@ class BlockPool:
 
         The caller has looked at `num_free`.
         """
-        if not self._free or self._num_used + self._index.num_resting >= self.capacity:
+        if not self._free or self._num_used + self._index.num_evictable >= self.capacity:
             self._evict()
         block = self._free.pop()
         self._references[block] = 1
@@ -109,7 +109,7 @@ class BlockPool:
             self._free.append(block)
             return
         self._index.rest(block)
-        if self._index.num_resting > self._max_resting:
+        if self._index.num_evictable > self._max_resting:
             self._evict()
 
     def has_one_owner(self, block: int) -> bool:
@@ -117,7 +117,7 @@ class BlockPool:
 
     def evict_all(self) -> None:
         """Forget all that rests."""
-        while self._index.num_resting:
+        while self._index.num_evictable:
             self._evict()
 
     def _evict(self) -> None:
@@ -133,7 +133,7 @@ class BlockPool:
         for block in (block for blocks in block_lists for block in blocks):
             counts[block] += 1
         assert counts == self._references
-        resting = self._index.resting_blocks()
+        resting = self._index.evictable_blocks()
         assert sorted([*self._free, *resting]) == [block for block, count in enumerate(counts) if count == 0]
         assert self._num_used == sum(count > 0 for count in counts)
         assert self._num_used + len(resting) <= self.capacity

@@ -89,7 +89,7 @@ class PrefixCache:
     def is_keyed(self, block: int) -> bool:
         return self._index.of_block(block) is not None
 
-    def is_published(self, entry: Entry) -> bool:
+    def is_inserted(self, entry: Entry) -> bool:
         """Whether its block still holds what it is keyed as."""
         return self._index.of_block(entry.block) is entry
 
