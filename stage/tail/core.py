@@ -144,8 +144,7 @@ class TailCore:
                 self._requests[span.seq_id].num_kept = span.keep.num_tokens
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
-        finishes = [finish for finish in step.finishes if finish.seq_id in self._requests]
-        results += [self._book_finish(finish, items) for finish in finishes]
+        results += [self._book_finish(finish, items) for finish in step.finishes if finish.seq_id in self._requests]
         sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         lines, self._lines = self._lines, []
         restored = [Restored(span.seq_id, span.num_restored) for span in step.slices if span.phase in RESTORES]

@@ -6,12 +6,10 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from support.in_process import executor_of
 from support.stage_info import INFO
 from support.toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
 from stagewire.stage.core import StageCore, StageParts
-from stagewire.stage.executor import StepFailed
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import (
     CloseRing,
@@ -45,7 +43,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient, RelayToTail, WhoAreYou
 from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
-from stagewire.wire.ring import Phase, Repeat, Slice, StartRequest, Step
+from stagewire.wire.ring import Repeat, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import Blob, TokenIds
@@ -247,36 +245,6 @@ def test_the_ring_serves_a_request(cuts: list[tuple[int, int]]) -> None:
     (tokens,) = relayed(cores[-1].handle_control(RelayToTail("c", EPOCH, reply), 0.0))
     assert isinstance(tokens, ReturnTokens)
     assert list(tokens.items[0].token_ids) == expected_tokens([3, 4, 5], 3, 2)
-
-
-def test_a_stage_that_is_behind_reports_a_miss_and_computes_nothing_of_it() -> None:
-    """The other slices of the step go on; the missed one travels on without rows."""
-    executor = executor_of(KvStore(16, 16), 0)
-    slices = (Slice(1, Phase.DECODE, 7, 1, True), Slice(2, Phase.PREFILL, 0, 2, True))
-    plan = executor.plan(Step(4, (), (), slices, (), (), TokenIds.of([9, 5, 6]), None))
-    assert [(m.step_id, m.seq_id, m.length) for m in plan.misses] == [(4, 1, 0)]
-    assert plan.step.slices == (replace(slices[0], missed=True), slices[1])
-    assert plan.batch is not None and plan.batch.token_ids.tolist() == [5, 6]
-    assert plan.batch.logit_rows.tolist() == [1]
-
-
-def test_a_stage_that_is_ahead_rewinds() -> None:
-    """`pos_start` is authoritative: the rows after it are written anew."""
-    store = KvStore(16, 16)
-    executor = executor_of(store, 0)
-    executor.plan(Step(1, (), (), (Slice(1, Phase.PREFILL, 0, 40, True),), (), (), TokenIds.of([1] * 40), None))
-    executor.plan(Step(2, (), (), (Slice(1, Phase.PREFILL, 10, 3, True),), (), (), TokenIds.of([1] * 3), None))
-    assert store.length(1) == 13 and store.num_free == 15
-    store.check_invariants()
-
-
-def test_a_step_that_contradicts_itself_fails() -> None:
-    """Wrong counts or shapes end the epoch; nothing is guessed."""
-    executor = executor_of(KvStore(2, 16), 1)
-    span = Slice(1, Phase.PREFILL, 0, 2, True)
-    for token_ids in (TokenIds.of([1]), TokenIds.of([1, 2])):
-        with pytest.raises(StepFailed):
-            executor.plan(Step(1, (), (), (span,), (), (), token_ids, None))
 
 
 def test_a_stage_tells_what_its_cache_holds_and_forgets_it_when_asked() -> None:

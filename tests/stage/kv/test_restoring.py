@@ -6,15 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.in_process import InProcessPipeline, executor_of, request
+from support.in_process import InProcessPipeline, request
 from support.toy_operators import expected_tokens
 from support.toy_pipelines import GREEDY, TIMING, ask, toy_pipeline
 
-from stagewire.stage.executor import StepFailed
 from stagewire.stage.instructions import SendHead, SendNext
-from stagewire.stage.kv.store import KvStore
 from stagewire.stage.stage_epoch import TakenStep
-from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
@@ -151,21 +148,3 @@ def test_a_restored_request_is_drawn_with_its_own_parameters_and_its_whole_promp
     assert outputs["cold"].token_ids == outputs["warm"].token_ids == outputs["hot"].token_ids
     ending = outputs["hot"].ending
     assert ending is not None and ending.usage.cached_tokens == 44
-
-
-@pytest.mark.parametrize(
-    "span",
-    [
-        Slice(1, Phase.TRY_RESTORE_DECODE, 0, 1, True, num_restored=0),
-        Slice(1, Phase.TRY_RESTORE_DECODE, 0, 3, True, num_restored=3),
-        Slice(1, Phase.TRY_RESTORE_DECODE, 4, 3, True, num_restored=2),
-        Slice(1, Phase.TRY_RESTORE, 0, 3, False, num_restored=4),
-    ],
-)
-def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(span: Slice) -> None:
-    """Typed, and nothing is guessed."""
-    executor = executor_of(KvStore(16, 16), 0)
-    step = Step(1, (), (), (span,), (), (), TokenIds.of([1] * span.num_tokens), None)
-    with pytest.raises(StepFailed) as caught:
-        executor.plan(step)
-    assert caught.value.code is ErrorCode.RESTORE_INCOMPLETE
