@@ -20,8 +20,8 @@ from stagewire.model.catalogue import DEFAULT_MODEL
 from stagewire.stage.compute.operators import Batch, SequenceRows
 from stagewire.stage.executor import Plan
 from stagewire.stage.stage_epoch import TakenStep
-from stagewire.stage.timing.measures import StageMeasures
-from stagewire.stage.timing.ring_clock import RoundTrip
+from stagewire.stage.timing.head_times import RoundTrip
+from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.codec import Frame
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, SequenceResult, Slice, Step, StepResult

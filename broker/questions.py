@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stagewire.broker.events import Peer
-from stagewire.broker.pool import StageRecord
-from stagewire.broker.sessions import snapshot_key
+from stagewire.broker.peers import StageRecord
+from stagewire.broker.pipeline import snapshot_key
 from stagewire.broker.state import BrokerState
 from stagewire.wire.caches import AskCache, CacheReport, Caches
 from stagewire.wire.codec import Message

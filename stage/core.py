@@ -21,8 +21,8 @@ from stagewire.stage.registering import Registering
 from stagewire.stage.stage_epoch import Assembly
 from stagewire.stage.tail.core import TailCore
 from stagewire.stage.tail.return_link import CloseLink
-from stagewire.stage.timing.measures import StageMeasures
-from stagewire.stage.timing.ring_clock import NO_TIME, Reading
+from stagewire.stage.timing.head_times import NO_TIME, Reading
+from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
 from stagewire.wire.control import (

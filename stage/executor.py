@@ -119,7 +119,7 @@ class StepExecutor:
     def _planned(self, step: Step, slices: tuple[Slice, ...]) -> Step:
         """The step with what became of its slices, and of the cache; most steps change neither."""
         recent, bit = self._store.take_statistics(), 1 << self._stage_index
-        if slices == step.slices and recent == NO_STATISTICS:
+        if recent is NO_STATISTICS and slices == step.slices:
             return step
         seen = replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
         return replace(step, slices=slices, cache=step.cache.plus(seen))

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from stagewire.sockets.drain import drain
-from stagewire.sockets.outbox import Outbox
-from stagewire.sockets.poll_until import Ready
-from stagewire.sockets.send_socket import SendSocket
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, drain
 from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
@@ -28,7 +25,6 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
-    Note,
     SendControl,
     SendHead,
     SendNext,
@@ -39,9 +35,10 @@ from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import Assembly, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
-from stagewire.stage.timing.loop_clock import LoopClock
+from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
+from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
 
 log = logging.getLogger("stagewire.stage")
@@ -96,7 +93,7 @@ class StageLoop:
         gc.freeze()
         while not stop.is_set() and self._exit is None:
             self._turn()
-            if self._core.is_registered and not is_ready:
+            if not is_ready and self._core.is_registered:
                 is_ready = True
                 log.info("event=registered stage=%s", self._settings.stage_id)
                 on_ready()
@@ -127,8 +124,9 @@ class StageLoop:
             self._tick(now)
         assembly = self._core.assembly
         has_computed = assembly is not None and self._advance(assembly, now)
-        self._is_busy = has_computed or self._files.has_work or (self._disk is not None and self._disk.has_work)
-        self._files.pump()
+        self._is_busy = has_computed or bool(self._files.copying) or (self._disk is not None and self._disk.has_work)
+        if self._files.copying:
+            self._files.pump()
         if self._disk:
             self._disk.pump()
         self._flush(time.monotonic())
@@ -184,7 +182,7 @@ class StageLoop:
     def _take_link(self, event: LinkFrames, now: float) -> None:
         client_id, link = event.key
         try:
-            message = decode([frame.buffer for frame in event.frames])
+            message = decode(event.frames)
         except ProtocolError as error:
             log.warning("event=bad_return_message client=%s detail=%r", client_id, error.detail)
             self._perform(self._core.break_link(client_id, link, now), now)
@@ -209,7 +207,8 @@ class StageLoop:
 
     def _compute(self, assembly: Assembly, taken: TakenStep, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        self._heartbeat.progress.begin(begun)
+        progress = self._heartbeat.progress
+        progress.step_begun_at = begun
         try:
             self._perform(assembly.begin(taken.step, begun), begun)
             plan = assembly.executor.plan(taken.step)
@@ -222,7 +221,8 @@ class StageLoop:
             self._perform(assembly.finish(taken, plan, output, draws, timing, sampled), sampled)
             self._measures.computed(taken, plan, timing, assembly.is_tail)
         finally:
-            self._heartbeat.progress.end()
+            progress.step_begun_at = None
+            progress.num_steps += 1
 
     # --- instructions ---
 

@@ -15,16 +15,16 @@ import numpy.typing as npt
 from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
-from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext, StartJob
+from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
-from stagewire.stage.timing.ring_clock import NO_TIME, Reading
-from stagewire.wire.codec import Envelope, Message, encode
+from stagewire.stage.timing.head_times import NO_TIME, Reading
+from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
-from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
+from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
@@ -42,6 +42,13 @@ class TakenStep:
     step: Step
     queue_s: float = 0.0
     reading: Reading = NO_TIME
+
+
+def timing_of(taken: TakenStep, stage_index: int, timing: StageTiming) -> StageTiming:
+    """`timing` with what is known of the step from before it was begun."""
+    codec_s, unread_s = timing.codec_s + taken.reading.read_s, taken.reading.unread_s
+    spent = (timing.steps, timing.compute_s, timing.sample_s, codec_s, taken.queue_s, timing.plan_s)
+    return StageTiming(stage_index, *spent, unread_s, timing.written_s)
 
 
 class Assembly:
@@ -159,7 +166,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, taken.queue_s, taken.reading.unread_s, taken.reading.read_s)
+        timing = timing_of(taken, self.stage_index, timing)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from stagewire.monitoring import metrics as m
 from stagewire.monitoring.endpoint import MetricsEndpoint, Page
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Sample
+from stagewire.sockets.connection import cannot_bind
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
 from stagewire.stage.kv.store import KvStore
-from stagewire.stage.timing.measures import LinkTraffic, StageMeasures
+from stagewire.stage.timing.step_times import LinkTraffic, StageMeasures
 from stagewire.wire.caches import DiskCounts
 from stagewire.wire.control import StageInfo
-from stagewire.wire.errors import ErrorCode, SettingsError
 
 _NO_FILES = DiskCounts(0, 0, 0, 0, 0)
 _SEQUENCE_STATES = ("waiting", "running", "paused", "ending")
@@ -34,8 +33,7 @@ def bind_endpoint(port: int | None) -> MetricsEndpoint | None:
     try:
         return MetricsEndpoint(port)
     except OSError as error:
-        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
-        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
+        raise cannot_bind(f"metrics_port={port}", error) from error
 
 
 @dataclass(frozen=True, slots=True)

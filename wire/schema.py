@@ -1,224 +1,245 @@
-"""Turns a dataclass's annotations into a packer and a strict unpacker, once per class."""
+"""Turns a dataclass's annotations into a packer and a strict unpacker: Python text, compiled once for each class.
+
+For `SnapshotWish`, with `name: str`, `num_tokens: int | None` and `file: str | None`, the text is
+
+    def pack(value, append):
+        return (value.name, value.num_tokens, value.file)
+
+    def unpack(values, payloads):
+        if type(values) is not tuple or len(values) != 3:
+            raise refused('the 3 fields of SnapshotWish', values)
+        (name, num_tokens, file) = values
+        if type(name) is not str or len(name) > 4096:
+            raise refused('a string of at most 4096', name)
+        if num_tokens is not None:
+            if type(num_tokens) is not int or num_tokens < 0:
+                raise refused('a non-negative integer', num_tokens)
+        if file is not None:
+            if type(file) is not str or len(file) > 4096:
+                raise refused('a string of at most 4096', file)
+        record = Open()
+        record.name = name
+        record.num_tokens = num_tokens
+        record.file = file
+        record.__class__ = SnapshotWish
+        return record
+
+`Open` has the same slots and is not frozen: a frozen dataclass's own `__init__` takes four times as long. A class that
+checks its values (`__post_init__`) is called instead.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Callable
 from enum import Enum
+from functools import cache
 from typing import Any, Union
 
 from stagewire.wire.errors import ProtocolError
-from stagewire.wire.limits import MAX_BYTES, MAX_ITEMS, MAX_PAYLOAD_BYTES, MAX_STRING_BYTES
-from stagewire.wire.tensor import Blob, DType, Tensor, TokenIds
+from stagewire.wire.limits import MAX_BYTES, MAX_ITEMS, MAX_STRING_BYTES
+from stagewire.wire.tensor import Blob, DType, Tensor, TokenIds, take
+
 
 # msgpack values are untyped by nature: this module is where they become typed, so `Any` is at home here.
-Pack = Callable[[Any, list[Any]], Any]
-Unpack = Callable[[Any, list[Any]], Any]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Codec:
-    """`pack(value, payloads)` gives a msgpack value; `unpack` reverses it, taking payload frames in order."""
+    """`pack(value, append)` gives a msgpack value, and payload frames to `append`, which returns None.
 
-    pack: Pack
-    unpack: Unpack
+    `unpack(values, payloads)` reverses it, taking payload frames in order. `text` is what both were made from.
+    """
 
-
-def _fail(expected: str, value: object) -> ProtocolError:
-    return ProtocolError(f"expected {expected}, got {type(value).__name__}")
-
-
-def _same(value: Any, _payloads: list[Any]) -> Any:
-    return value
+    pack: Callable[[Any, Callable[[Any], None]], Any]
+    unpack: Callable[[Any, list[Any]], Any]
+    text: str
 
 
-def _int(value: Any, _payloads: list[Any]) -> int:
-    if type(value) is not int or value < 0:
-        raise _fail("a non-negative integer", value)
-    return value
+def refused(expected: str, value: object) -> ProtocolError:
+    """What a wrong value is answered with; msgpack's arrays come as tuples, and are lists to whoever reads it."""
+    return ProtocolError(f"expected {expected}, got {'list' if type(value) is tuple else type(value).__name__}")
 
 
-def _float(value: Any, _payloads: list[Any]) -> float:
-    if type(value) is int:
-        return float(value)
-    if type(value) is not float or math.isnan(value):
-        raise _fail("a number", value)
-    return value
+def number(value: object) -> float:
+    """Of what is not a float as it should be: a whole number may have come as an integer."""
+    if type(value) is not int:
+        raise refused("a number", value)
+    return float(value)
 
 
-def _bool(value: Any, _payloads: list[Any]) -> bool:
-    if type(value) is not bool:
-        raise _fail("a boolean", value)
-    return value
-
-
-def _str(value: Any, _payloads: list[Any]) -> str:
-    if type(value) is not str or len(value) > MAX_STRING_BYTES:
-        raise _fail(f"a string of at most {MAX_STRING_BYTES}", value)
-    return value
-
-
-def _bytes(value: Any, _payloads: list[Any]) -> bytes:
-    if type(value) is not bytes or len(value) > MAX_BYTES:
-        raise _fail(f"at most {MAX_BYTES} bytes", value)
-    return value
-
-
-_SCALARS: dict[Any, Codec] = {
-    int: Codec(_same, _int),
-    float: Codec(_same, _float),
-    bool: Codec(_same, _bool),
-    str: Codec(_same, _str),
-    bytes: Codec(_same, _bytes),
-}
-
-
-def _take(payloads: list[Any]) -> Any:
-    if not payloads:
-        raise ProtocolError("a payload frame is missing")
-    payload = payloads.pop(0)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"payload frame of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
-    return payload
-
-
-def _pack_data(value: Any, payloads: list[Any]) -> None:
-    payloads.append(value.data)
-
-
-def _pack_tensor(value: Tensor, payloads: list[Any]) -> list[Any]:
-    payloads.append(value.data)
-    return [value.dtype.value, list(value.shape)]
-
-
-_SHAPE_CODEC_ITEMS = 2
-
-
-def enum_codec(enum: type[Enum]) -> Codec:
-    members = {member.value: member for member in enum}
-
-    def unpack(value: Any, _payloads: list[Any]) -> Enum:
-        if type(value) is not str or value not in members:
-            raise _fail(f"one of {sorted(members)}", value)
-        return members[value]
-
-    return Codec(lambda value, _payloads: value.value, unpack)
-
-
-_DTYPE = enum_codec(DType)
-
-
-def _unpack_tensor(value: Any, payloads: list[Any]) -> Tensor:
-    if type(value) is not list or len(value) != _SHAPE_CODEC_ITEMS or type(value[1]) is not list:
-        raise _fail("a tensor's dtype and shape", value)
-    dtype = _DTYPE.unpack(value[0], payloads)
-    shape = tuple(_int(size, payloads) for size in value[1])
-    return Tensor(dtype, shape, _take(payloads))
-
-
-_BULK: dict[Any, Codec] = {
-    Tensor: Codec(_pack_tensor, _unpack_tensor),
-    TokenIds: Codec(_pack_data, lambda _value, payloads: TokenIds(_take(payloads))),
-    Blob: Codec(_pack_data, lambda _value, payloads: Blob(_take(payloads))),
-}
-
-
-def _optional(inner: Codec) -> Codec:
-    def pack(value: Any, payloads: list[Any]) -> Any:
-        return None if value is None else inner.pack(value, payloads)
-
-    def unpack(value: Any, payloads: list[Any]) -> Any:
-        return None if value is None else inner.unpack(value, payloads)
-
-    # An absent bulk value must differ from a present one, whose own packing may be None.
-    def pack_bulk(value: Any, payloads: list[Any]) -> Any:
-        return None if value is None else [inner.pack(value, payloads)]
-
-    def unpack_bulk(value: Any, payloads: list[Any]) -> Any:
-        if value is None:
-            return None
-        if type(value) is not list or len(value) != 1:
-            raise _fail("an optional payload", value)
-        return inner.unpack(value[0], payloads)
-
-    return Codec(pack_bulk, unpack_bulk) if inner in _BULK.values() else Codec(pack, unpack)
-
-
-def _sequence(inner: Codec) -> Codec:
-    pack_item, unpack_item = inner.pack, inner.unpack
-
-    def pack(values: Any, payloads: list[Any]) -> list[Any]:
-        return [pack_item(value, payloads) for value in values]
-
-    def unpack(values: Any, payloads: list[Any]) -> tuple[Any, ...]:
-        if type(values) is not list or len(values) > MAX_ITEMS:
-            raise _fail(f"a list of at most {MAX_ITEMS}", values)
-        return tuple([unpack_item(value, payloads) for value in values])
-
-    return Codec(pack, unpack)
-
-
-def _fixed(inners: tuple[Codec, ...]) -> Codec:
-    def pack(values: Any, payloads: list[Any]) -> list[Any]:
-        return [inner.pack(value, payloads) for inner, value in zip(inners, values, strict=True)]
-
-    def unpack(values: Any, payloads: list[Any]) -> tuple[Any, ...]:
-        if type(values) is not list or len(values) != len(inners):
-            raise _fail(f"a list of exactly {len(inners)}", values)
-        return tuple([inner.unpack(value, payloads) for inner, value in zip(inners, values, strict=True)])
-
-    return Codec(pack, unpack)
-
-
-_RECORDS: dict[type, Codec] = {}
-
-
+@cache
 def record_codec(record: type) -> Codec:
-    """The codec of a dataclass: a msgpack array of its fields in order of declaration."""
-    if record not in _RECORDS:
-        hints = typing.get_type_hints(record)
-        names = [field.name for field in dataclasses.fields(record)]
-        _RECORDS[record] = _record(record, names, [codec_of(hints[name]) for name in names])
-    return _RECORDS[record]
-
-
-def _record(record: type, names: list[str], codecs: list[Codec]) -> Codec:
-    pairs = list(zip(names, [codec.pack for codec in codecs], strict=True))
-    unpacks = [codec.unpack for codec in codecs]
-
-    def pack(value: Any, payloads: list[Any]) -> list[Any]:
-        return [pack_field(getattr(value, name), payloads) for name, pack_field in pairs]
-
-    def unpack(values: Any, payloads: list[Any]) -> Any:
-        if type(values) is not list or len(values) != len(unpacks):
-            raise _fail(f"the {len(unpacks)} fields of {record.__name__}", values)
-        return record(*[unpack_field(value, payloads) for unpack_field, value in zip(unpacks, values, strict=True)])
-
-    return Codec(pack, unpack)
-
-
-def codec_of(hint: Any) -> Codec:
-    """The codec of an annotation.
+    """The codec of a dataclass: a msgpack array of its fields in order of declaration.
 
     Raises:
-        TypeError: the annotation is none that a message may have (our own bug, at import).
+        TypeError: a field has a type, or a name, that none may have (our own bug).
     """
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    if hint in _BULK:
-        return _BULK[hint]
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType) and len(arguments) == 2 and arguments[1] is type(None):
-        return _optional(codec_of(arguments[0]))
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _sequence(codec_of(arguments[0]))
+    fields = _fields(record)
+    names = {**_NAMES, record.__name__: record}
+    text = _pack_text(fields) + "\n" + _unpack_text(record, fields, names)
+    if any(name in names or name in ("payloads", "record") or "__" in name for name in fields):
+        raise TypeError(f"a field of {record.__name__} has a name that its unpacker uses: {[*fields]}")
+    exec(compile(text, f"<codec {record.__name__}>", "exec"), names)  # noqa: S102  made of our own annotations only
+    return Codec(names["pack"], names["unpack"], text)
+
+
+def _listed(parts: list[str]) -> str:
+    """A tuple display; the last comma is needed if there is only one."""
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+# --- packing: one expression ---
+
+
+def _pack_text(fields: dict[str, Any]) -> str:
+    packed = _listed([_packed(hint, f"value.{name}") for name, hint in fields.items()])
+    return f"def pack(value, append):\n    return {packed}\n"
+
+
+def _packed(hint: Any, path: str) -> str:
+    """The expression that packs what `path` names; `path` itself where msgpack takes it as it is."""
+    kind, inner = _shape(hint)
+    if kind is Tensor:
+        return f"(append({path}.data) or ({path}.dtype, {path}.shape))"
+    if kind in _BULK:
+        return f"append({path}.data)"
+    if kind is Union:
+        # An absent bulk value must differ from a present one, whose own packing may be None.
+        packed = f"({_packed(inner[0], path)},)" if inner[0] in _BULK else _packed(inner[0], path)
+        return path if packed == path else f"None if {path} is None else {packed}"
+    if kind is list:
+        packed = _packed(inner[0], "item")
+        return path if packed == "item" else f"{path} and [{packed} for item in {path}]"
+    if kind is tuple:
+        return _listed([_packed(each, f"{path}[{i}]") for i, each in enumerate(inner)])
+    if kind is object:
+        return _listed([_packed(each, f"{path}.{name}") for name, each in _fields(hint).items()])
+    return path
+
+
+# --- unpacking: lines that check a variable and put the value in its place ---
+
+_SCALARS = {
+    int: ("type({0}) is not int or {0} < 0", "a non-negative integer"),
+    bool: ("type({0}) is not bool", "a boolean"),
+    str: (f"type({{0}}) is not str or len({{0}}) > {MAX_STRING_BYTES}", f"a string of at most {MAX_STRING_BYTES}"),
+    bytes: (f"type({{0}}) is not bytes or len({{0}}) > {MAX_BYTES}", f"at most {MAX_BYTES} bytes"),
+}
+_BULK = (Tensor, TokenIds, Blob)
+_NAMES: dict[str, Any] = {each.__name__: each for each in (type, len, tuple, refused, number, take, *_BULK)}
+"""What every text may use."""
+
+
+def _unpack_text(record: type, fields: dict[str, Any], names: dict[str, Any]) -> str:
+    listed, size = _listed(list(fields)), len(fields)
+    lines = _array("values", f"len(values) != {size}", f"the {size} fields of {record.__name__}")
+    lines.append(f"{listed} = values")
+    for name, hint in fields.items():
+        lines += _checked(hint, name, names)
+    if hasattr(record, "__post_init__"):
+        lines.append(f"return {record.__name__}{listed}")
+    else:
+        names["Open"] = type("Open", record.__bases__, {"__slots__": tuple(fields)})
+        assigned = [f"record.{name} = {name}" for name in fields]
+        lines += ["record = Open()", *assigned, f"record.__class__ = {record.__name__}", "return record"]
+    return "\n".join(_under("def unpack(values, payloads):", lines)) + "\n"
+
+
+def _checked(hint: Any, name: str, names: dict[str, Any]) -> list[str]:
+    """The lines for the variable `name`, whose own variables have `__` in their names. `names` gets what they use."""
+    kind, inner = _shape(hint)
+    if kind in _SCALARS:
+        condition, expected = _SCALARS[kind]
+        return _refusal(name, condition.format(name), expected)
+    if kind is float:
+        return _under(f"if type({name}) is not float or {name} != {name}:  # NaN", [f"{name} = number({name})"])
+    if kind is Tensor:
+        return _checked_tensor(name, names)
+    if kind in _BULK:
+        return [f"{name} = {kind.__name__}(take(payloads))"]
+    if kind is Enum:
+        members, known = f"{hint.__name__}_members", {member.value: member for member in hint}
+        names[members] = known
+        lines = _refusal(name, f"type({name}) is not str or {name} not in {members}", f"one of {sorted(known)}")
+        return [*lines, f"{name} = {members}[{name}]"]
+    if kind is Union:
+        wrapped = [*_array(name, f"len({name}) != 1", "an optional payload"), f"({name},) = {name}"]
+        lines = _checked(inner[0], name, names)
+        return _under(f"if {name} is not None:", wrapped + lines if inner[0] in _BULK else lines)
+    if kind is list:
+        return _checked_sequence(inner[0], name, names)
+    if kind is tuple:
+        return _checked_fixed(inner, name, names)
+    names[f"unpack_{hint.__name__}"] = record_codec(hint).unpack
+    return [f"{name} = unpack_{hint.__name__}({name}, payloads)"]
+
+
+def _checked_tensor(name: str, names: dict[str, Any]) -> list[str]:
+    dtype, shape, size = f"{name}__dtype", f"{name}__shape", f"{name}__size"
+    return [
+        *_array(name, f"len({name}) != 2 or type({name}[1]) is not tuple", "a tensor's dtype and shape"),
+        f"({dtype}, {shape}) = {name}",
+        *_checked(DType, dtype, names),
+        *_under(f"for {size} in {shape}:", _checked(int, size, names)),
+        f"{name} = Tensor({dtype}, {shape}, take(payloads))",
+    ]
+
+
+def _checked_sequence(inner: Any, name: str, names: dict[str, Any]) -> list[str]:
+    item, items = f"{name}__item", f"{name}__items"
+    loop = _under(f"for {item} in {name}:", [*_checked(inner, item, names), f"{items}.append({item})"])
+    return [
+        *_array(name, f"len({name}) > {MAX_ITEMS}", f"a list of at most {MAX_ITEMS}"),
+        *_under(f"if {name}:", [f"{items} = []", *loop, f"{name} = tuple({items})"]),
+    ]
+
+
+def _checked_fixed(inner: tuple[Any, ...], name: str, names: dict[str, Any]) -> list[str]:
+    parts = [f"{name}__{i}" for i in range(len(inner))]
+    lines = _array(name, f"len({name}) != {len(inner)}", f"a list of exactly {len(inner)}")
+    lines.append(f"{_listed(parts)} = {name}")
+    for each, part in zip(inner, parts, strict=True):
+        lines += _checked(each, part, names)
+    return [*lines, f"{name} = {_listed(parts)}"]
+
+
+def _array(name: str, condition: str, expected: str) -> list[str]:
+    return _refusal(name, f"type({name}) is not tuple or {condition}", expected)
+
+
+def _refusal(name: str, condition: str, expected: str) -> list[str]:
+    return _under(f"if {condition}:", [f"raise refused({expected!r}, {name})"])
+
+
+def _under(head: str, lines: list[str]) -> list[str]:
+    return [head, *("    " + line for line in lines)]
+
+
+# --- annotations ---
+
+
+def _fields(record: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(record)
+    return {field.name: hints[field.name] for field in dataclasses.fields(record)}
+
+
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What kind of field an annotation makes, and the annotations inside it: a scalar or a bulk value is its own kind,
+    Union an optional, list any number, tuple as many as inside, Enum an enum, object a record.
+    """
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in _SCALARS or hint in _BULK or hint is float:
+        return hint, ()
+    if origin in (Union, types.UnionType) and len(inner) == 2 and inner[1] is type(None):
+        return Union, inner[:1]
+    if origin is tuple and inner[1:] == (Ellipsis,):
+        return list, inner[:1]
     if origin is tuple:
-        return _fixed(tuple(codec_of(argument) for argument in arguments))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return enum_codec(hint)
+        return tuple, inner
+    # Members that are strings are packed as they are.
+    if isinstance(hint, type) and issubclass(hint, Enum) and issubclass(hint, str):
+        return Enum, ()
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return record_codec(hint)
+        return object, ()
     raise TypeError(f"no message may have a field of type {hint}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +14,20 @@ import numpy.typing as npt
 
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.limits import MAX_PAYLOAD_BYTES, MAX_TENSOR_DIMENSIONS
+
+
+def take(payloads: list[bytes | bytearray | memoryview]) -> bytes | bytearray | memoryview:
+    """The next payload frame of a message.
+
+    Raises:
+        ProtocolError: there is none, or it is too large.
+    """
+    if not payloads:
+        raise ProtocolError("a payload frame is missing")
+    payload = payloads.pop(0)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"payload frame of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
+    return payload
 
 
 class DType(str, Enum):
@@ -51,9 +67,9 @@ class Tensor:
             )
 
     @classmethod
-    def from_numpy(cls, array: npt.NDArray[np.generic], dtype: DType = DType.F32) -> Tensor:
-        """Wrap `array` (f4, f2, or u2 for bf16) without a copy when it is contiguous."""
-        contiguous = np.ascontiguousarray(array, dtype=_NUMPY[dtype])
+    def from_numpy(cls, values: npt.NDArray[np.generic], dtype: DType = DType.F32) -> Tensor:
+        """Wrap `values` (f4, f2, or u2 for bf16) without a copy when it is contiguous."""
+        contiguous = np.ascontiguousarray(values, dtype=_NUMPY[dtype])
         return cls(dtype, contiguous.shape, contiguous.reshape(-1).view(np.uint8).data)
 
     def to_numpy(self) -> npt.NDArray[np.generic]:
@@ -78,7 +94,10 @@ class TokenIds:
     @classmethod
     def of(cls, token_ids: Sequence[int]) -> TokenIds:
         """Pack ids; a value outside int32 is the caller's error and raises `OverflowError`."""
-        return cls(np.array(token_ids, dtype="<i4").tobytes())
+        values = array("i", token_ids)
+        if sys.byteorder == "big":
+            values.byteswap()
+        return cls(values.tobytes())
 
     def __len__(self) -> int:
         return len(self.data) // 4

@@ -19,7 +19,6 @@ from stagewire.client.core.events import (
     LinkDisconnected,
     LinkFaulty,
     LinkMessage,
-    Note,
     OfferBound,
     OfferFailed,
     SendBroker,
@@ -49,6 +48,7 @@ from stagewire.wire.frontend import (
     RelayToClient,
     WhoAreYou,
 )
+from stagewire.wire.note import Note
 from stagewire.wire.returns import ReturnTokens, TailHello
 from stagewire.wire.snapshots import Snapshots
 from stagewire.wire.status import Status

@@ -18,8 +18,7 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup, no_lookup
-from stagewire.stage.timing.head_measures import HeadMeasures
-from stagewire.stage.timing.ring_clock import NO_TIME, Reading, RingClock
+from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, Reading, RingClock
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch

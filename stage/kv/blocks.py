@@ -6,9 +6,9 @@ until the pool needs the block. Which block is taken next is a pure function of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stagewire.stage.kv.prefix_index import Entry, PrefixIndex
+from stagewire.stage.kv.prefix_index import TOKEN_BYTES, Entry, PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,26 @@ class Copy:
 
     source: int
     target: int
+
+
+@dataclass(slots=True)
+class HeldSequence:
+    """`entries` are the keyed ones of its leading full blocks.
+
+    `prompt_end` is where its last prefill ended, until that is published; rows from `decoded_from` on were
+    computed by decode. `is_cut`: the last block goes on behind the end, in a sequence that keys it as a full one.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    token_bytes: bytearray = field(default_factory=bytearray)
+    entries: list[Entry] = field(default_factory=list)
+    prompt_end: int = 0
+    decoded_from: int | None = None
+    is_cut: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.token_bytes) // TOKEN_BYTES
 
 
 class BlockPool:

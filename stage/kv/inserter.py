@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stagewire.stage.kv.blocks import BlockPool
+from stagewire.stage.kv.blocks import BlockPool, HeldSequence
 from stagewire.stage.kv.prefix_cache import PrefixCache
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES
-from stagewire.stage.kv.sequence import HeldSequence
 
 
 class Publisher:

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stagewire.stage.kv.blocks import Behind, BlockPool, Copy, OutOfBlocks
+from stagewire.stage.kv.blocks import Behind, BlockPool, Copy, HeldSequence, OutOfBlocks
 from stagewire.stage.kv.inserter import Publisher
 from stagewire.stage.kv.prefix_cache import PrefixCache, TokenArray
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES, PrefixIndex
-from stagewire.stage.kv.sequence import HeldSequence
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
 
 
@@ -63,6 +62,8 @@ class KvStore:
         """What has happened since the last call."""
         num_errors = self._index.num_errors - self.statistics.errors
         num_evicted = self._pool.num_evicted - self.statistics.evicted_blocks
+        if self.cache.counted is NO_STATISTICS and not num_errors and not num_evicted:
+            return NO_STATISTICS
         recent = replace(self.cache.take_counted(), errors=num_errors, evicted_blocks=num_evicted)
         self.statistics = self.statistics.plus(recent)
         return recent
@@ -162,7 +163,8 @@ class KvStore:
         sequence = self._sequences.get(seq_id) or HeldSequence()
         if sequence.length < pos_start:
             return Behind(sequence.length)
-        self._publisher.publish(sequence, pos_start, is_prompt_done=is_decode)
+        if len(sequence.entries) < pos_start // self.block_size or (is_decode and sequence.prompt_end):
+            self._publisher.publish(sequence, pos_start, is_prompt_done=is_decode)
         made = self._make_room(sequence, pos_start, len(token_ids))
         if isinstance(made, OutOfBlocks):
             return made

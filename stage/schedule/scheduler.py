@@ -62,7 +62,8 @@ class Scheduler:
         if launched is None:
             return []
         self._chunks.observe(launched[1], result.timings)
-        self.releases += self.snapshots.complete(result)
+        if self.snapshots.in_flight:
+            self.releases += self.snapshots.complete(result)
         for found in result.restored:
             self._limit_restore(found.seq_id, found.num_tokens)
         return [ended for item in result.results if (ended := self._take_result(result.step_id, item))]
@@ -129,15 +130,19 @@ class Scheduler:
         """The next step, or None when enough are in flight or nothing is to be done."""
         if len(self._in_flight) >= self._limits.num_stages:
             return None
-        builder = StepBuilder()
-        builder.releases, self.releases = self.releases, []
-        self._add_decodes(builder)
-        self._admit(builder)
-        self._add_chunks(builder)
-        self._finish_computed(builder)
-        if not (builder.slices or builder.releases or self._finishes or self._orders):
+        ready = [s for s in self._running.values() if s.is_schedulable]
+        if not (ready or self._waiting or self.releases or self._finishes or self._orders):
             return None
-        return self._launch(builder, now)
+        builder = StepBuilder(self.releases)
+        self.releases = []
+        self._add_decodes(builder, [s for s in ready if s.is_decoding])
+        if self._waiting:
+            self._admit(builder)
+        if len(self._running) > len(builder.slices):
+            self._add_chunks(builder)
+        self._finish_computed(builder)
+        is_empty = not (builder.slices or builder.releases or self._finishes or self._orders)
+        return None if is_empty else self._launch(builder, now)
 
     def _launch(self, builder: StepBuilder, now: float) -> Step:
         step = builder.step(self.next_step_id, self._finishes, self._orders)
@@ -147,14 +152,12 @@ class Scheduler:
         return step
 
     def _decodes_per_step(self) -> int:
-        num_decoding = sum(s.is_decoding and not s.is_paused for s in self._running.values())
+        num_decoding = len([s for s in self._running.values() if s.is_decoding and not s.is_paused])
         return -(-num_decoding // self._limits.num_stages)
 
-    def _add_decodes(self, builder: StepBuilder) -> None:
-        share = self._decodes_per_step()
-        decoding = [s for s in self._running.values() if s.is_decoding and s.is_schedulable]
-        ready = sorted(decoding, key=lambda s: (s.last_step, s.seq_id))
-        for sequence in ready:
+    def _add_decodes(self, builder: StepBuilder, ready: list[Sequence]) -> None:
+        share = self._decodes_per_step() if len(ready) > 1 else 1
+        for sequence in sorted(ready, key=lambda s: (s.last_step, s.seq_id)):
             if len(builder.slices) == share:
                 return
             # An older one of this very step may have preempted it.
@@ -215,7 +218,9 @@ class Scheduler:
         start = sequence.num_scheduled
         is_last = num_tokens == sequence.num_unscheduled
         samples = is_last and sequence.max_tokens > 0
-        keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
+        keep = None
+        if sequence.keep is not None:
+            keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
         piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
         builder.add(piece, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
@@ -235,8 +240,6 @@ class Scheduler:
             self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
         for finish in self._finishes:
             builder.announce(self._sequences[finish.seq_id])
-
-    # --- blocks ---
 
     def _has_place(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Whether it may run beside those that do. One alone always may.

@@ -66,12 +66,12 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """All of the prompt has been scheduled, and never rewound since."""
-        return self.num_scheduled >= self.num_prompt_tokens and self.num_unscheduled <= 1
+        return self.num_scheduled >= self.num_prompt_tokens and len(self.token_ids) - self.num_scheduled <= 1
 
     @property
     def is_schedulable(self) -> bool:
         is_free = self.awaited_step is None and not self.is_paused and not self.is_fetching
-        return is_free and self.num_unscheduled > 0
+        return is_free and len(self.token_ids) > self.num_scheduled
 
     def start(self) -> SequenceStart:
         """What the tail must know of it."""

@@ -41,7 +41,8 @@ class Snapshots:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._by_id: dict[int, Snapshot] = {}
-        self._in_flight: dict[int, list[Sequence]] = {}
+        self.in_flight: dict[int, list[Sequence]] = {}
+        """Sequences whose slices carry a snapshot, by step."""
         self.num_blocks = 0
         """Blocks of each stage that they hold, counted as if they shared none."""
 
@@ -110,7 +111,7 @@ class Snapshots:
         if phase is Phase.RESUME and source is not None:
             has_logits = has_logits and self._by_id[source].has_logits
         self._by_id[keep.seq_id].has_logits = has_logits
-        self._in_flight.setdefault(step_id, []).append(sequence)
+        self.in_flight.setdefault(step_id, []).append(sequence)
         return keep
 
     def miss(self, sequence: Sequence) -> list[int]:
@@ -119,13 +120,13 @@ class Snapshots:
         if keep is None or step_id is None:
             return []
         sequence.kept_in = None
-        self._in_flight[step_id].remove(sequence)
+        self.in_flight[step_id].remove(sequence)
         return [keep.seq_id]
 
     def complete(self, result: StepResult) -> list[int]:
         """A step is through; returns what is to be given up: copies that not all have, and snapshots replaced."""
         released: list[int] = []
-        for sequence in self._in_flight.pop(result.step_id, []):
+        for sequence in self.in_flight.pop(result.step_id, []):
             keep = sequence.keep
             assert keep is not None, sequence
             if keep.seq_id in result.kept and keep.seq_id in self._by_id:
@@ -146,5 +147,5 @@ class Snapshots:
         assert self.num_blocks == sum(self.blocks_for(one.num_tokens) for one in self._by_id.values())
         names = [(one.client_id, one.name) for one in self._by_id.values() if one.is_complete]
         assert len(names) == len(set(names))
-        for step_id, sequences in self._in_flight.items():
+        for step_id, sequences in self.in_flight.items():
             assert all(sequence.kept_in == step_id for sequence in sequences)

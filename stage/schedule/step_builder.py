@@ -25,8 +25,8 @@ def no_lookup(_token_ids: Items[int], _limit: int, _elsewhere: int | None) -> in
 class StepBuilder:
     """`taken` are the sequences that already have a slice in it."""
 
-    def __init__(self) -> None:
-        self.releases: list[int] = []
+    def __init__(self, releases: list[int]) -> None:
+        self.releases = releases
         self.starts: list[SequenceStart] = []
         self.slices: list[Slice] = []
         self.token_ids: list[int] = []

@@ -12,7 +12,6 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.instructions import Note
 from stagewire.stage.tail.return_link import LinkInstruction, ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
@@ -22,6 +21,7 @@ from stagewire.wire.counters import TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import (

@@ -50,10 +50,15 @@ class Sampled:
 
 
 class PenaltyCounts:
-    """Which tokens a request holds and how often it has generated each; empty where no penalty asks."""
+    """Which tokens a request holds and how often it has generated each; empty where no penalty asks.
+
+    `takes_largest`: the request wants nothing but the largest logit, so that nothing else is looked at.
+    """
 
     def __init__(self, vocab_size: int, params: SamplingParams) -> None:
         self.is_counting = params.has_penalties
+        is_plain = not params.logit_bias and params.logprobs is None
+        self.takes_largest = params.is_greedy and is_plain and not self.is_counting
         size = vocab_size if self.is_counting else 0
         self.is_seen: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
         self.num_generated: NDArray[np.int32] = np.zeros(size, dtype=np.int32)
@@ -75,7 +80,7 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     Args:
         logits: float32 [V], not modified.
         params: with a seed, unless greedy.
-        counts: of the tokens before `position`.
+        counts: of the tokens before `position`, made for `params`.
         position: index in the sequence of the token that is drawn.
 
     Raises:
@@ -83,8 +88,10 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     """
     # Of NaNs and largest values, `argmax` finds the first: it is the greedy choice, and it says whether there is any.
     largest = int(logits.argmax())
-    if not math.isfinite(logits[largest]):
+    if not math.isfinite(logits.item(largest)):
         raise InvalidLogits("the model's logits are not finite")
+    if counts.takes_largest:
+        return Sampled(largest)
     values = _penalized(logits, params, counts)
     token_id = largest if params.is_greedy and values is logits else _choose(values, params, position)
     if params.logprobs is None:
@@ -126,18 +133,20 @@ def _kept(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.in
     """Ids that top-k, top-p and min-p leave, ascending; None for all."""
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
         return None
-    ranked = _ranked(weights, params)
+    # A sum takes as long as a third of all exponentials: once, and only where it is asked for.
+    share = params.top_p * total(weights) if params.top_p < 1.0 and not params.top_k else 0.0
+    ranked = _ranked(weights, params, share)
     if params.top_k:
         ranked = ranked[: params.top_k]
+        share = params.top_p * total(weights[ranked])
     if params.top_p < 1.0:
-        share = params.top_p * total(weights[ranked] if params.top_k else weights)
         reached = np.searchsorted(np.cumsum(weights[ranked]), share)
         ranked = ranked[: int(reached) + 1]
     # The most likely token has weight 1.
     return np.sort(ranked[weights[ranked] >= params.min_p])
 
 
-def _ranked(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.intp]:
+def _ranked(weights: NDArray[np.float64], params: SamplingParams, share: float) -> NDArray[np.intp]:
     """Ids by falling weight, equals by id; at least as many as will be kept.
 
     Sorting the whole vocabulary takes milliseconds, and what is kept is nearly always among the first thousand.
@@ -146,15 +155,15 @@ def _ranked(weights: NDArray[np.float64], params: SamplingParams) -> NDArray[np.
         if count < len(weights):
             threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
             likely = np.flatnonzero(weights >= threshold)
-            if params.top_k or _is_enough(weights, likely, params):
+            if params.top_k or _is_enough(weights[likely], params, share):
                 return likely[np.argsort(-weights[likely], kind="stable")]
     return np.argsort(-weights, kind="stable")
 
 
-def _is_enough(weights: NDArray[np.float64], likely: NDArray[np.intp], params: SamplingParams) -> bool:
-    """Whether what top-p or min-p keep is surely among `likely`."""
-    reaches = params.top_p < 1.0 and total(weights[likely]) > params.top_p * total(weights) * (1 + 1e-9)
-    return bool(reaches or weights[likely].min() < params.min_p)
+def _is_enough(likely: NDArray[np.float64], params: SamplingParams, share: float) -> bool:
+    """Whether what top-p or min-p keep is surely among these weights."""
+    reaches = params.top_p < 1.0 and total(likely) > share * (1 + 1e-9)
+    return bool(reaches or likely.min() < params.min_p)
 
 
 def _with_logprobs(token_id: int, logits: NDArray[np.float32], num_top: int) -> Sampled:

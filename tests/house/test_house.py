@@ -38,6 +38,7 @@ class Arrows(NamedTuple):
     third_party: set[str]
 
 
+STEP = {"stage.executor", "stage.stage_epoch", "stage.instructions"}
 # The longest prefix counts, so a room inside a folder has a row of its own; a row without one may use all its rooms.
 ARROWS = {
     "wire": Arrows(set(), {"msgpack", "numpy"}),
@@ -54,7 +55,7 @@ ARROWS = {
     "stage.native": Arrows({"wire", "model", "stage.compute", "stage.settings"}, {"numpy"}),
     "stage.pytorch": Arrows({"wire", "model", "stage.compute", "stage.settings"}, {"numpy", "torch"}),
     "stage.files": Arrows({"wire", "stage.kv", "stage.compute"}, {"numpy", "safetensors", "zmq"}),
-    "stage.timing": Arrows({"wire", "monitoring", "sockets", "stage.kv", "stage"}, {"zmq"}),
+    "stage.timing": Arrows({"wire", "monitoring", "sockets", "stage.kv", "stage.compute", *STEP}, {"zmq"}),
     "stage.links": Arrows({"wire", "sockets", "stage.instructions", "stage.settings", "stage.tail"}, {"zmq"}),
     "client": Arrows({"wire"}, set()),
     "client.core": Arrows({"wire", "client.settings"}, set()),

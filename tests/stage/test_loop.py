@@ -25,12 +25,11 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.stage.loop import StageLoop
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import Assembly
-from stagewire.wire.codec import Message, decode, decode_ring, encode, encode_ring
+from stagewire.wire.codec import Message, SenderNumbers, decode, decode_ring, encode, encode_ring
 from stagewire.wire.control import Assemble, Assembled, Fault, Heartbeat, Register, Registered
 from stagewire.wire.counters import StageCounters, TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.numbering import SenderNumbers
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, Repeat, SequenceStart, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams

@@ -14,8 +14,7 @@ from support.watching import fetch, series_of
 
 from stagewire.monitoring.distribution import Distribution
 from stagewire.stage.files.disk_tier import DiskTier
-from stagewire.stage.timing.head_measures import HeadMeasures
-from stagewire.stage.timing.ring_clock import RoundTrip
+from stagewire.stage.timing.head_times import HeadMeasures, RoundTrip
 from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming, Usage

@@ -14,7 +14,7 @@ from stagewire.client.core import events as client_events
 from stagewire.stage.compute.operators import BLOCK_SIZE
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.head.limits import HeadLimits
-from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, Note, SendControl, SendHead, SendNext
+from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
@@ -23,6 +23,7 @@ from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.frontend import WhoAreYou
+from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stagewire.stage.executor import Plan
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
 from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.tail.core import Draw
-from stagewire.stage.timing.ring_clock import Reading
+from stagewire.stage.timing.head_times import Reading
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.frontend import RelayToClient, RelayToTail
 from stagewire.wire.request import Ending, StageTiming

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stagewire.wire.codec import BROKER, Envelope
+from stagewire.wire.codec import BROKER, Arrival, Envelope, ReceiverNumbers, SenderNumbers
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.numbering import Arrival, ReceiverNumbers, SenderNumbers
 
 EPOCH = Epoch(1, 1)
 
@@ -63,6 +62,13 @@ def test_another_epoch_is_dropped() -> None:
     receiver = ReceiverNumbers(EPOCH)
     for epoch in (Epoch(1, 0), Epoch(2, 0)):
         assert receiver.arrive(Envelope(epoch, 0, 0, 5), False) is Arrival.DROP
+
+
+def test_an_equal_epoch_is_the_same() -> None:
+    """Whichever object says so: each message may bring its own."""
+    receiver = ReceiverNumbers(EPOCH)
+    assert [receiver.arrive(Envelope(Epoch(1, 1), 0, 0, i), False) for i in (1, 2, 3)] == [Arrival.TAKE] * 3
+    assert receiver.arrive(Envelope(Epoch(1, 2), 0, 0, 4), False) is Arrival.DROP
 
 
 def test_a_restarted_broker_begins_anew() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewire.stage.timing.ring_clock import Reading, RingClock
+from stagewire.stage.timing.head_times import Reading, RingClock
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, Slice, Step
 from stagewire.wire.tensor import TokenIds
