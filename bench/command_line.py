@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -54,7 +55,8 @@ def finish(record: Record, options: argparse.Namespace) -> None:
 
 
 def exit_code(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Runs a command; what it cannot do is said in a line."""
+    """Runs a command; what it cannot do is said in a line. Asked to terminate, it stops as at Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(options)
     except (StagewireError, LlamaFailedError) as error:

@@ -22,7 +22,7 @@ from bench.works import SINGLE_STAGE_WORKS, Work, prefill
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import StageLimits
 from stagewire.model.catalogue import resolve
-from stagewire.wire.cache import cache_folder
+from stagewire.wire.cache_folder import cache_folder
 
 Progress = Callable[[str], None]
 _QUIET_RATIO = 1.7

@@ -29,10 +29,6 @@ class Processor:
     generation: str
 
     @property
-    def description(self) -> str:
-        return f"{self.name} ({self.generation})" if self.generation else self.name
-
-    @property
     def slug(self) -> str:
         """Its name among files: `amd-epyc-zen-4`."""
         words = re.findall(r"[a-z0-9]+", _NOISE.sub(" ", f"{self.name} {self.generation}").lower())
@@ -55,8 +51,8 @@ def this_processor() -> Processor:
 
 
 def machine_description() -> str:
-    """Model and number of processors."""
-    return f"{this_processor().description}, {os.cpu_count()} CPUs"
+    """Model and number of processors; the slug says the generation."""
+    return f"{this_processor().name}, {os.cpu_count()} CPUs"
 
 
 def versions(llama_system_info: str | None) -> dict[str, str]:

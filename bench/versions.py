@@ -124,7 +124,10 @@ def _measured(worker: WorkerProcess, name: str) -> list[Figure]:
 def play(options: argparse.Namespace, pairs: Pairs) -> None:
     progress = clocked_progress()
     checkouts = {BEFORE: options.before.resolve(), AFTER: _HERE}
-    pythons = {BEFORE: options.before_python or str(options.before / ".venv/bin/python"), AFTER: sys.executable}
+    pythons = {
+        BEFORE: str((options.before_python or options.before / ".venv/bin/python").absolute()),
+        AFTER: sys.executable,
+    }
     for number_of_round in range(options.rounds):
         with contextlib.ExitStack() as stack:
             workers = {
@@ -167,7 +170,9 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--before", type=Path, required=True, metavar="CHECKOUT", help="the other version's tree")
-    parser.add_argument("--before-python", metavar="PATH", help="its Python (default: CHECKOUT/.venv/bin/python)")
+    parser.add_argument(
+        "--before-python", type=Path, metavar="PATH", help="its Python (default: CHECKOUT/.venv/bin/python)"
+    )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="a known name, or a .gguf file (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=10, metavar="N", help="pairs of clusters (default: 10)")
     measures = tuple(MEASURES)

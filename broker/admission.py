@@ -1,18 +1,20 @@
-"""Whether a request may enter: what it asks for, and whether there is room. It changes nothing."""
+"""Whether a request may enter: what it asks for, which models are known, and whether there is room."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from stagewire.broker.events import Asked
-from stagewire.broker.models import KnownModels
 from stagewire.broker.settings import BrokerSettings
+from stagewire.wire.control import StageInfo
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ModelInfo
 from stagewire.wire.limits import MAX_NAME_CHARS, MAX_PROMPT_TOKENS
 
 MAX_REQUEST_ID_CHARS = 64
+_MAX_MODELS = 64
 
 
 class Refusal(NamedTuple):
@@ -29,6 +31,33 @@ class Occupancy(NamedTuple):
     payload_bytes: int
     num_of_client: int
     memory_full: bool
+
+
+class KnownModels:
+    """The models that stages brought, also after they left, by name and digest; the last ones registered."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[tuple[str, str], ModelInfo] = OrderedDict()
+
+    def all(self) -> tuple[ModelInfo, ...]:
+        return tuple(self._models.values())
+
+    def saw(self, info: StageInfo) -> None:
+        key = info.model_name, info.model_digest
+        known = self._models.get(key)
+        # Only a first stage knows the card.
+        card_digest = info.card_digest or (known.card_digest if known else "")
+        self._models[key] = ModelInfo(*key, card_digest, info.context_length, info.vocab_size)
+        self._models.move_to_end(key)
+        if len(self._models) > _MAX_MODELS:
+            self._models.popitem(last=False)
+
+    def named(self, model: str | None) -> list[ModelInfo]:
+        """Those that a request for `model` may run on; None takes any."""
+        return [known for known in self._models.values() if model in (None, known.name)]
+
+    def names(self) -> str:
+        return ", ".join(sorted({known.name for known in self._models.values()}))
 
 
 def content_refusal(asked: Asked, models: KnownModels) -> Refusal | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from stagewire.broker.events import Peer
-from stagewire.broker.pool import StageRecord
+from stagewire.broker.peers import StageRecord
 from stagewire.broker.state import BrokerState
 from stagewire.wire.card import card_digest
 from stagewire.wire.frontend import Card, GetCard

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stagewire.broker.assembly import Assembly
+from stagewire.broker.assembler import Assembler
 from stagewire.broker.cards import Cards
-from stagewire.broker.clients import ClientRecord
 from stagewire.broker.dispatch import Dispatch
 from stagewire.broker.endings import Endings
 from stagewire.broker.events import (
@@ -13,7 +12,6 @@ from stagewire.broker.events import (
     FeedOverflowed,
     Instruction,
     Link,
-    Note,
     Overflowed,
     Peer,
     Received,
@@ -22,15 +20,14 @@ from stagewire.broker.events import (
     Unreachable,
     Unreadable,
 )
-from stagewire.broker.pool import StageRecord
+from stagewire.broker.peers import ClientRecord, StageRecord
 from stagewire.broker.questions import StageQuestions
-from stagewire.broker.reception import Reception
+from stagewire.broker.reception import Reception, Relay
 from stagewire.broker.registration import Registration
-from stagewire.broker.relay import Relay
 from stagewire.broker.report import status_of
 from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.state import BrokerState
-from stagewire.wire.caches import AskCaches, CacheReport
+from stagewire.wire.cache_reports import AskCaches, CacheReport
 from stagewire.wire.codec import Message
 from stagewire.wire.control import (
     Assembled,
@@ -59,6 +56,7 @@ from stagewire.wire.frontend import (
     RelayToTail,
     WhoAreYou,
 )
+from stagewire.wire.note import Note
 from stagewire.wire.snapshots import AskSnapshots, SnapshotReport
 
 _PAUSE_S = 1.0
@@ -77,8 +75,8 @@ class BrokerCore:
         self._state = BrokerState.begin(settings, incarnation, now)
         self._endings = Endings(self._state)
         self._dispatch = Dispatch(self._state, self._endings)
-        self._assembly = Assembly(self._state, self._endings)
-        self._registration = Registration(self._state, self._assembly, self._dispatch)
+        self._assembler = Assembler(self._state, self._endings)
+        self._registration = Registration(self._state, self._assembler, self._dispatch)
         self._reception = Reception(self._state, self._endings)
         self._relay = Relay(self._state)
         self._cards = Cards(self._state)
@@ -103,7 +101,7 @@ class BrokerCore:
             case FeedOverflowed(epoch):
                 pipeline = self._state.pipelines.get(epoch)
                 if pipeline:
-                    self._assembly.break_up(pipeline, ErrorCode.STAGE_LOST, "the head does not read its feed", now)
+                    self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, "the head does not read its feed", now)
             case Tick():
                 self._tick(now)
             case Stop():
@@ -189,16 +187,16 @@ class BrokerCore:
     def _from_stage(self, stage: StageRecord, peer: Peer, message: Message, now: float) -> None:
         match message:
             case Assembled(epoch):
-                self._assembly.assembled(stage, epoch)
+                self._assembler.assembled(stage, epoch)
             case Dissolved(epoch):
-                self._assembly.dissolved(stage, epoch, now)
+                self._assembler.dissolved(stage, epoch, now)
             case GenerateAck():
                 self._endings.head_answered(message, now)
             case RequestEnded(request_id):
                 self._endings.tail_ended(message, now)
                 self._state.to_stage(stage, RequestEndedAck(request_id))
             case Fault():
-                self._assembly.fault(stage, message, now)
+                self._assembler.fault(stage, message, now)
             case RelayToClient():
                 self._relay.to_client(stage, message)
             case Card():
@@ -246,7 +244,7 @@ class BrokerCore:
         elif client:
             self._state.clients.disconnect(client)
         elif stage and is_final:
-            self._assembly.lose(stage, "it does not read what it is sent", now)
+            self._assembler.lose(stage, "it does not read what it is sent", now)
         elif stage:
             self._state.pool.disconnect(stage)
 
@@ -254,13 +252,13 @@ class BrokerCore:
         self._forgive_pause(now)
         self._registration.check_silence(now)
         self._reception.check_silence(now)
-        self._assembly.check_deadlines(now)
+        self._assembler.check_deadlines(now)
         if self._state.collecting and now - self._state.started_at >= self._state.settings.grace_s:
-            self._assembly.settle_reported(now)
-        self._assembly.assemble_free(now)
+            self._assembler.settle_reported(now)
+        self._assembler.assemble_free(now)
         for epoch in self._dispatch.repeat(now):
             detail = "the head does not acknowledge requests"
-            self._assembly.break_up(self._state.pipelines[epoch], ErrorCode.STAGE_LOST, detail, now)
+            self._assembler.break_up(self._state.pipelines[epoch], ErrorCode.STAGE_LOST, detail, now)
         self._endings.expire(now)
         self._cards.expire(now)
         self._questions.expire(now)

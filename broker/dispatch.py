@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from stagewire.broker.admission import Occupancy, Refusal, content_refusal, fits, room_refusal
-from stagewire.broker.clients import ClientRecord
 from stagewire.broker.endings import Endings, cancellation
 from stagewire.broker.events import Asked, KeepPayload, PushCancel, PushStart
-from stagewire.broker.pipeline import Pipeline
-from stagewire.broker.requests import Request, RequestState, RequestTrigger, queued_request, running_request
-from stagewire.broker.sessions import Key, snapshot_key
+from stagewire.broker.peers import ClientRecord
+from stagewire.broker.pipeline import Key, Pipeline, snapshot_key
+from stagewire.broker.requests import AcceptedRequest, RequestState, RequestTrigger, queued_request, running_request
 from stagewire.broker.state import BrokerState
 from stagewire.wire.codec import Message
 from stagewire.wire.control import RunningRequest
@@ -51,7 +50,7 @@ class Dispatch:
         refused = state.finished.refusal(asked.request_id, client_id)
         return [refused] if refused else None
 
-    def _answers_so_far(self, request: Request, asked: Asked) -> list[Message]:
+    def _answers_so_far(self, request: AcceptedRequest, asked: Asked) -> list[Message]:
         if request.seed is None:
             request.seed = asked.seed
         answers: list[Message] = [Accepted(request.request_id, request.seed)]
@@ -83,7 +82,7 @@ class Dispatch:
         state.measures.num_accepted += 1
         state.requests.add(queued_request(client.client_id, asked, now))
         state.waiting.add(client.client_id, asked.request_id)
-        state.out.append(KeepPayload(asked.request_id))
+        state.out.append(KeepPayload(asked.request_id, asked.payload))
         state.note("request_accepted", request=asked.request_id, client=client.client_id)
         return Accepted(asked.request_id, asked.seed)
 
@@ -132,7 +131,7 @@ class Dispatch:
             pipeline.credit.take_cancel(request_id)
             self._state.out.append(PushCancel(pipeline.epoch, request_id))
 
-    def _choose(self, request: Request, roomy: list[Pipeline]) -> Pipeline | None:
+    def _choose(self, request: AcceptedRequest, roomy: list[Pipeline]) -> Pipeline | None:
         """The session's last pipeline, where its prefix is cached; else the least loaded."""
         able = [pipeline for pipeline in roomy if self._can_serve(pipeline, request)]
         last = self._state.sessions.epoch_of(self._place_of(request))
@@ -140,16 +139,16 @@ class Dispatch:
         return min(own or able, key=lambda one: (len(one.requests) / one.capacity, one.epoch), default=None)
 
     @staticmethod
-    def _place_of(request: Request) -> Key:
+    def _place_of(request: AcceptedRequest) -> Key:
         """What must be where the request goes: the snapshot that it restores, or its session."""
         return snapshot_key(request.client_id, request.restores) if request.restores else request.session
 
-    def _can_serve(self, pipeline: Pipeline, request: Request) -> bool:
+    def _can_serve(self, pipeline: Pipeline, request: AcceptedRequest) -> bool:
         head = pipeline.head
         is_model = request.model in (None, head.model_name)
         return is_model and fits(request.num_prompt_tokens, request.max_tokens, head.context_length)
 
-    def _start(self, request: Request, pipeline: Pipeline, now: float) -> None:
+    def _start(self, request: AcceptedRequest, pipeline: Pipeline, now: float) -> None:
         request.machine.fire(RequestTrigger.PUSH)
         self._state.waiting.take(request.client_id, request.request_id)
         self._state.measures.dispatched(request, now)
@@ -168,7 +167,7 @@ class Dispatch:
         pipeline.introduced.add(client_id)
         return client.take_offer()
 
-    def _push(self, request: Request, pipeline: Pipeline, now: float) -> None:
+    def _push(self, request: AcceptedRequest, pipeline: Pipeline, now: float) -> None:
         assert request.seed is not None
         request.repeated_at = now
         pipeline.credit.take_start(request.request_id)

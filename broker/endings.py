@@ -5,7 +5,7 @@ from __future__ import annotations
 from stagewire.broker.admission import context_refusal, model_refusal
 from stagewire.broker.events import DropPayload
 from stagewire.broker.pipeline import Pipeline
-from stagewire.broker.requests import Request, RequestState, RequestTrigger
+from stagewire.broker.requests import AcceptedRequest, RequestState, RequestTrigger
 from stagewire.broker.state import BrokerState
 from stagewire.wire.control import GenerateAck, RequestEnded
 from stagewire.wire.epoch import Epoch
@@ -46,7 +46,7 @@ class Endings:
             else:
                 self._refused_by_head(request, message.code, message.detail, now)
 
-    def reported(self, request: Request, epoch: Epoch) -> None:
+    def reported(self, request: AcceptedRequest, epoch: Epoch) -> None:
         """A queued request turns out to be with a head already, from before this broker started."""
         request.machine.fire(RequestTrigger.REPORTED)
         self._state.waiting.remove(request.client_id, request.request_id)
@@ -54,20 +54,20 @@ class Endings:
         request.epoch = epoch
         self._announce(request)
 
-    def _dispatched(self, request: Request) -> None:
+    def _dispatched(self, request: AcceptedRequest) -> None:
         self._pipeline_of(request).credit.start_answered(request.request_id)
         if request.state is RequestState.PUSHED:
             request.machine.fire(RequestTrigger.ACKNOWLEDGE)
         self._announce(request)
 
-    def _announce(self, request: Request) -> None:
+    def _announce(self, request: AcceptedRequest) -> None:
         assert request.epoch is not None
         self._drop_payload(request)
         request.dispatched = True
         dispatched = Dispatched(request.request_id, request.epoch, request.offer_generation)
         self._state.to_client(request.client_id, dispatched)
 
-    def _refused_by_head(self, request: Request, code: ErrorCode, detail: str, now: float) -> None:
+    def _refused_by_head(self, request: AcceptedRequest, code: ErrorCode, detail: str, now: float) -> None:
         client = self._state.clients.get(request.client_id)
         if request.offer and client:
             self._pipeline_of(request).introduced.discard(request.client_id)
@@ -77,7 +77,7 @@ class Endings:
 
     # --- the broker's ---
 
-    def cancel(self, request: Request, queued_ending: Ending, now: float) -> None:
+    def cancel(self, request: AcceptedRequest, queued_ending: Ending, now: float) -> None:
         """End it here with `queued_ending` if no head has it, else through the ring."""
         if request.state is RequestState.QUEUED:
             self.end(request, queued_ending, now)
@@ -121,7 +121,7 @@ class Endings:
             if refusal:
                 self.end(request, failure(*refusal, request.num_prompt_tokens), now)
 
-    def _overdue(self, request: Request, now: float) -> tuple[ErrorCode, str] | None:
+    def _overdue(self, request: AcceptedRequest, now: float) -> tuple[ErrorCode, str] | None:
         settings = self._state.settings
         if now - request.pipeline_stood_at > settings.no_pipeline_wait_s:
             lack = self._state.waiting_for(request.model)
@@ -132,14 +132,14 @@ class Endings:
             return ErrorCode.QUEUE_TIMEOUT, detail
         return None
 
-    def end_overlong(self, request: Request, now: float) -> None:
+    def end_overlong(self, request: AcceptedRequest, now: float) -> None:
         """End a queued request that no standing model's context holds; it came before any stage."""
         models = self._state.models.named(request.model)
         refusal = context_refusal(request.num_prompt_tokens, request.max_tokens, models)
         if refusal:
             self.end(request, failure(*refusal, request.num_prompt_tokens), now)
 
-    def end(self, request: Request, ending: Ending, now: float) -> None:
+    def end(self, request: AcceptedRequest, ending: Ending, now: float) -> None:
         """Write the ending of a request that no tail will end."""
         self._state.measures.ended(request, ending.finish_reason, ending.code, now)
         self._finish(request, ending, (ending.code or ending.finish_reason).value, now)
@@ -147,7 +147,7 @@ class Endings:
 
     # --- both ---
 
-    def _finish(self, request: Request, ending: Ending | None, reason: str, now: float) -> None:
+    def _finish(self, request: AcceptedRequest, ending: Ending | None, reason: str, now: float) -> None:
         state = self._state
         if request.epoch is None:
             state.waiting.remove(request.client_id, request.request_id)
@@ -162,17 +162,17 @@ class Endings:
         state.finished.add(request, ending, now)
         state.note("request_ended", request=request.request_id, client=request.client_id, reason=reason)
 
-    def _failure_or_cancel(self, request: Request, code: ErrorCode, detail: str) -> Ending:
+    def _failure_or_cancel(self, request: AcceptedRequest, code: ErrorCode, detail: str) -> Ending:
         if request.state is RequestState.CANCELLING:
             return cancellation(request.num_prompt_tokens)
         return failure(code, detail, request.num_prompt_tokens)
 
-    def _drop_payload(self, request: Request) -> None:
+    def _drop_payload(self, request: AcceptedRequest) -> None:
         if request.payload_bytes:
             self._state.requests.drop_payload(request)
             self._state.out.append(DropPayload(request.request_id))
 
-    def _pipeline_of(self, request: Request) -> Pipeline:
+    def _pipeline_of(self, request: AcceptedRequest) -> Pipeline:
         assert request.epoch is not None
         return self._state.pipelines[request.epoch]
 

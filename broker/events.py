@@ -9,6 +9,7 @@ from typing import TypeAlias
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.note import Note
 from stagewire.wire.request import ReturnOffer
 
 
@@ -43,7 +44,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A `Generate`, without its tokens.
+    """A `Generate`: what the core may know of it, and `payload`, the message itself, which it never looks into.
 
     `seed` is the client's, or was drawn by the loop; `payload_bytes` is the size of the whole message. `makes` and
     `restores` are names of snapshots.
@@ -59,6 +60,7 @@ class Asked:
     seed: int
     makes: str | None = None
     restores: str | None = None
+    payload: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,10 @@ class ForgetPeer:
 
 @dataclass(frozen=True, slots=True)
 class KeepPayload:
-    """Keep the `Generate` that this event came from until `DropPayload`."""
+    """Keep what came with `Asked` until `DropPayload`."""
 
     request_id: str
+    payload: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +166,6 @@ class PushStart:
 class PushCancel:
     epoch: Epoch
     request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line for the log: a life event and what belongs to it, as `key=value`."""
-
-    event: str
-    fields: str
-    is_detail: bool = False
 
 
 Instruction: TypeAlias = (

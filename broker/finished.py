@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from stagewire.broker.requests import Request
+from stagewire.broker.requests import AcceptedRequest
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Accepted, Dispatched, Ended, Refused
@@ -62,7 +62,7 @@ class FinishedRequests:
         owner, refused = self._refused.get(request_id, ("", None))
         return refused if owner == client_id else None
 
-    def add(self, request: Request, ending: Ending | None, now: float) -> None:
+    def add(self, request: AcceptedRequest, ending: Ending | None, now: float) -> None:
         epoch = request.epoch if request.dispatched else None
         self._ended[request.request_id] = Finished(
             request.request_id, request.client_id, request.seed, epoch, request.offer_generation, ending, now

@@ -24,7 +24,6 @@ from stagewire.broker.events import (
     Instruction,
     KeepPayload,
     Link,
-    Note,
     OpenFeed,
     Peer,
     PushCancel,
@@ -35,15 +34,15 @@ from stagewire.broker.events import (
     Tick,
     Unreadable,
 )
-from stagewire.broker.feed import Feed
-from stagewire.broker.router import Router
 from stagewire.broker.settings import BrokerSettings
+from stagewire.broker.sockets import Feed, Router
 from stagewire.broker.watch import watch
 from stagewire.monitoring.endpoint import MetricsEndpoint
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
 from stagewire.wire.frontend import Generate
+from stagewire.wire.note import Note
 from stagewire.wire.ring import CancelRequest, StartRequest
 
 log = logging.getLogger("stagewire.broker")
@@ -96,7 +95,6 @@ class BrokerLoop:
         self._routers: dict[Link, Router] = {}
         self._feeds: dict[Epoch, Feed] = {}
         self._payloads: dict[str, Generate] = {}
-        self._current: Generate | None = None
         self._events: deque[Event] = deque()
         self._poller = zmq.Poller()
         self._tick_at = time.monotonic()
@@ -161,9 +159,7 @@ class BrokerLoop:
 
     def _handle_message(self, peer: Peer, message: Message, num_bytes: int) -> None:
         if isinstance(message, Generate) and peer.link is Link.FRONTEND:
-            self._current = message
             self._handle(_asked(peer, message, num_bytes))
-            self._current = None
         elif num_bytes > _MAX_MESSAGE_BYTES:
             detail = f"message of {num_bytes} bytes; at most {_MAX_MESSAGE_BYTES}"
             raise ProtocolError(detail, ErrorCode.MESSAGE_TOO_LARGE)
@@ -187,9 +183,9 @@ class BrokerLoop:
                 return self._routers[peer.link].send(peer, message, time.monotonic())
             case ForgetPeer(peer):
                 self._routers[peer.link].forget(peer)
-            case KeepPayload(request_id):
-                assert self._current is not None
-                self._payloads[request_id] = self._current
+            case KeepPayload(request_id, payload):
+                assert isinstance(payload, Generate)
+                self._payloads[request_id] = payload
             case DropPayload(request_id):
                 del self._payloads[request_id]
             case OpenFeed(epoch, endpoint, run):
@@ -201,8 +197,8 @@ class BrokerLoop:
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
             case PushCancel(epoch, request_id):
                 return self._push(epoch, CancelRequest(request_id))
-            case Note(event, fields, is_detail):
-                log.log(logging.DEBUG if is_detail else logging.INFO, "event=%s %s", event, fields)
+            case Note():
+                instruction.write(log)
         return None
 
     def _push(self, epoch: Epoch, message: Message) -> Event | None:
@@ -235,6 +231,7 @@ def _asked(peer: Peer, generate: Generate, num_bytes: int) -> Asked:
         seed=secrets.randbits(63) if seed is None else seed,
         makes=generate.snapshot.name if generate.snapshot else None,
         restores=generate.restore,
+        payload=generate,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stagewire.broker.requests import Request
+from stagewire.broker.requests import AcceptedRequest
 from stagewire.monitoring.metrics import BROKER_QUEUE_TIME, E2E_LATENCY
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason
@@ -32,10 +32,10 @@ class BrokerMeasures:
 
     # --- requests ---
 
-    def dispatched(self, request: Request, now: float) -> None:
+    def dispatched(self, request: AcceptedRequest, now: float) -> None:
         self.queue_s.observe(now - request.queued_at)
 
-    def ended(self, request: Request, reason: FinishReason, code: ErrorCode | None, now: float) -> None:
+    def ended(self, request: AcceptedRequest, reason: FinishReason, code: ErrorCode | None, now: float) -> None:
         """One whose `pushed_at` is unset came from before this broker's start, or never reached a pipeline."""
         if reason is FinishReason.FAILED:
             self.failed[code or ErrorCode.INTERNAL] += 1

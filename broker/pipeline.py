@@ -1,13 +1,13 @@
-"""One pipeline: its stages, its state, whose answer it waits for, and the requests that were given to it."""
+"""One pipeline: its stages, state and requests, what its head may still be sent, and whose sessions it saw last."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from stagewire.broker.credit import FeedCredit
 from stagewire.wire.control import StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
@@ -53,6 +53,48 @@ def kv_numerics(infos: Sequence[StageInfo]) -> str:
     for info in infos:
         digest.update(f"{info.tensors_digest} {info.fingerprint} {info.block_size}\n".encode())
     return digest.hexdigest()
+
+
+class FeedCredit:
+    """How many feed messages a head has not answered yet, so that its socket never fills.
+
+    Counted by what answers them: starts until `GenerateAck`, cancels until `RequestEnded`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._starts: dict[str, int] = {}
+        self._cancels: set[str] = set()
+        self._num_starts = 0
+
+    @property
+    def in_use(self) -> int:
+        return self._num_starts + len(self._cancels)
+
+    def may_start(self) -> bool:
+        """New requests may take half: the rest is for repetitions and cancels, which must get through."""
+        return self.in_use < self._limit // 2
+
+    def may_send(self) -> bool:
+        return self.in_use < self._limit
+
+    def take_start(self, request_id: str) -> None:
+        self._starts[request_id] = self._starts.get(request_id, 0) + 1
+        self._num_starts += 1
+
+    def take_cancel(self, request_id: str) -> None:
+        self._cancels.add(request_id)
+
+    def start_answered(self, request_id: str) -> None:
+        self._num_starts -= self._starts.pop(request_id, 0)
+
+    def ended(self, request_id: str) -> None:
+        self.start_answered(request_id)
+        self._cancels.discard(request_id)
+
+    def check_invariants(self) -> None:
+        assert self._num_starts == sum(self._starts.values())
+        assert self.in_use <= self._limit
 
 
 @dataclass(slots=True)
@@ -139,3 +181,37 @@ class Pipeline:
         if self.state in (PipelineState.SERVING, PipelineState.ASSEMBLING):
             assert sorted(self.members) == list(range(self.num_stages))
         assert bool(self.waiting) or self.state not in (PipelineState.ASSEMBLING, PipelineState.DISSOLVING)
+
+
+Key = tuple[str, ...]
+
+
+def snapshot_key(client_id: str, name: str) -> Key:
+    """Of a client's snapshot, which is no session's."""
+    return client_id, "snapshot", name
+
+
+class Sessions:
+    """Which pipeline saw a session, or a snapshot, last, so that its next request finds its blocks.
+
+    The most recently used ones, by client and session id; a forgotten one only costs a prefill.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._epochs: OrderedDict[Key, Epoch] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._epochs)
+
+    def epoch_of(self, session: Key) -> Epoch | None:
+        return self._epochs.get(session)
+
+    def saw(self, session: Key, epoch: Epoch) -> None:
+        self._epochs[session] = epoch
+        self._epochs.move_to_end(session)
+        if len(self._epochs) > self._limit:
+            self._epochs.popitem(last=False)
+
+    def check_invariants(self) -> None:
+        assert len(self._epochs) <= self._limit

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stagewire.broker.events import Peer
-from stagewire.broker.pool import StageRecord
-from stagewire.broker.sessions import snapshot_key
+from stagewire.broker.peers import StageRecord
+from stagewire.broker.pipeline import snapshot_key
 from stagewire.broker.state import BrokerState
-from stagewire.wire.caches import AskCache, CacheReport, Caches
+from stagewire.wire.cache_reports import AskCache, CacheReport, Caches
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder, SnapshotReport, Snapshots

@@ -1,13 +1,22 @@
-"""What clients say besides `Generate`: hello, offers, cancels, pings, leaving; and how they are missed."""
+"""What clients say besides `Generate`: hello, offers, cancels, pings, leaving, relayed frames; how they are missed."""
 
 from __future__ import annotations
 
-from stagewire.broker.clients import ClientRecord
 from stagewire.broker.endings import Endings, cancellation, failure
 from stagewire.broker.events import ForgetPeer, Peer
+from stagewire.broker.peers import ClientRecord, StageRecord
+from stagewire.broker.pipeline import Pipeline, PipelineState
 from stagewire.broker.state import BrokerState
+from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, HelloRefused
+from stagewire.wire.frontend import (
+    BrokerPong,
+    BrokerWelcome,
+    ClientHello,
+    HelloRefused,
+    RelayToClient,
+    RelayToTail,
+)
 from stagewire.wire.limits import MAX_NAME_CHARS
 from stagewire.wire.request import Ending
 
@@ -83,3 +92,38 @@ class Reception:
         for pipeline in self._state.pipelines.values():
             pipeline.introduced.discard(client.client_id)
         self._state.note("client_gone", client=client.client_id, reason=reason)
+
+
+class Relay:
+    """Return-link messages that go through the broker, because the client cannot be dialled or asked for it.
+
+    Passes frames on unread, between a client and the tail of a living epoch, and keeps nothing.
+    What cannot be passed on is counted: both ends of a return link repeat what was not acknowledged.
+    """
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+
+    def to_tail(self, client: ClientRecord, message: RelayToTail) -> None:
+        tail = self._tail_of(message.epoch)
+        passed_on = RelayToTail(client.client_id, message.epoch, message.frames)
+        if tail:
+            self._state.to_stage(tail, passed_on)
+        else:
+            self._state.undelivered(passed_on, f"epoch={message.epoch}")
+
+    def to_client(self, stage: StageRecord, message: RelayToClient) -> None:
+        if self._tail_of(message.epoch) is stage:
+            self._state.to_client(message.client_id, message)
+        else:
+            self._state.undelivered(message, f"epoch={message.epoch}")
+
+    def _tail_of(self, epoch: Epoch) -> StageRecord | None:
+        pipeline = self._state.pipelines.get(epoch)
+        if pipeline is None or not _is_live(pipeline) or pipeline.tail is None:
+            return None
+        return self._state.pool.member(pipeline.tail.stage_id, epoch)
+
+
+def _is_live(pipeline: Pipeline) -> bool:
+    return pipeline.state in (PipelineState.SERVING, PipelineState.REPORTED)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from stagewire.broker.assembly import Assembly
+from stagewire.broker.assembler import Assembler
 from stagewire.broker.dispatch import Dispatch
 from stagewire.broker.events import Peer
+from stagewire.broker.peers import Challenger, StageRecord
 from stagewire.broker.pipeline import Pipeline, PipelineState
-from stagewire.broker.pool import Challenger, StageRecord, defect_of, report_defect_of
+from stagewire.broker.settings import is_loopback
 from stagewire.broker.state import BrokerState
-from stagewire.wire.control import AssemblyReport, Heartbeat, Register, Registered, RegisterRefused, StageBye
+from stagewire.wire.control import AssemblyReport, Heartbeat, Register, Registered, RegisterRefused, StageBye, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import WhoAreYou
+from stagewire.wire.limits import MAX_NAME_CHARS
+
+_MAX_INCARNATION = 1 << 63
+_MAX_STAGES = 4096
+_MAX_SIZE = 2**31 - 1
+"""Of whatever a stage counts: sums and products of these still fit into a message."""
 
 
 class Registration:
     """Owns who is in the pool."""
 
-    def __init__(self, state: BrokerState, assembly: Assembly, dispatch: Dispatch) -> None:
-        self._state, self._assembly, self._dispatch = state, assembly, dispatch
+    def __init__(self, state: BrokerState, assembler: Assembler, dispatch: Dispatch) -> None:
+        self._state, self._assembler, self._dispatch = state, assembler, dispatch
 
     # --- coming ---
 
@@ -52,7 +59,7 @@ class Registration:
             known.challenger = Challenger(peer, message)
 
     def _take_over(self, known: StageRecord, peer: Peer, message: Register, now: float) -> None:
-        self._assembly.lose(known, f"replaced by run {message.info.run:x}", now)
+        self._assembler.lose(known, f"replaced by run {message.info.run:x}", now)
         self._welcome(peer, message, None, now)
 
     def _welcome(self, peer: Peer, message: Register, known: StageRecord | None, now: float) -> None:
@@ -82,22 +89,22 @@ class Registration:
             return self._recall(stage, report, now) if report else None
         pipeline = self._state.pipelines[stage.epoch]
         if report and report.epoch == stage.epoch:
-            self._assembly.assembled(stage, report.epoch)
+            self._assembler.assembled(stage, report.epoch)
             return None if pipeline.state is PipelineState.DISSOLVING else report.epoch
         if pipeline.state is PipelineState.ASSEMBLING:
             # `Assemble` is still on its way to it.
             return pipeline.epoch
-        self._assembly.dissolved(stage, pipeline.epoch, now)
+        self._assembler.dissolved(stage, pipeline.epoch, now)
         return None
 
     def _recall(self, stage: StageRecord, report: AssemblyReport, now: float) -> Epoch | None:
         """A stage that we do not know serves an assembly of before our start, or of before it was lost."""
         pipeline = self._state.pipelines.get(report.epoch)
         if pipeline is None:
-            pipeline = self._assembly.begin(report.epoch, report.num_stages, PipelineState.REPORTED)
+            pipeline = self._assembler.begin(report.epoch, report.num_stages, PipelineState.REPORTED)
         if not _has_place_for(pipeline, report):
             return None
-        self._assembly.join(pipeline, report.stage_index, stage)
+        self._assembler.join(pipeline, report.stage_index, stage)
         for running in report.requests:
             self._dispatch.adopt(running, report.epoch, now)
             pipeline.introduced.add(running.client_id)
@@ -105,7 +112,7 @@ class Registration:
             return report.epoch
         # Whatever it was, its loss was counted when it was lost, or by another broker.
         detail = "it registered too late to be adopted"
-        self._assembly.break_up(pipeline, ErrorCode.STAGE_LOST, detail, now, is_counted=False)
+        self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, detail, now, is_counted=False)
         return None
 
     # --- living and leaving ---
@@ -128,7 +135,7 @@ class Registration:
     def bye(self, message: StageBye, now: float) -> None:
         stage = self._state.pool.get(message.stage_id)
         if stage and stage.info.run == message.run:
-            self._assembly.lose(stage, "it left", now, is_missed=False)
+            self._assembler.lose(stage, "it left", now, is_missed=False)
 
     def check_silence(self, now: float) -> None:
         """Lose who is silent or hangs; let a newcomer have the name of one that is silent for long enough."""
@@ -138,9 +145,9 @@ class Registration:
             if stage.challenger and silent_s > settings.takeover_s:
                 self._take_over(stage, stage.challenger.peer, stage.challenger.message, now)
             elif silent_s > settings.stage_silence_s:
-                self._assembly.lose(stage, f"silent for {silent_s:.1f} s", now)
+                self._assembler.lose(stage, f"silent for {silent_s:.1f} s", now)
             elif stage.step_age_s is not None and stage.step_age_s > settings.step_hang_s:
-                self._assembly.lose(stage, f"it hangs in a step since {stage.step_age_s:.0f} s", now)
+                self._assembler.lose(stage, f"it hangs in a step since {stage.step_age_s:.0f} s", now)
 
 
 def _in_use(message: Register) -> tuple[ErrorCode, str]:
@@ -150,3 +157,36 @@ def _in_use(message: Register) -> tuple[ErrorCode, str]:
 def _has_place_for(pipeline: Pipeline, report: AssemblyReport) -> bool:
     is_free = report.stage_index not in pipeline.members
     return pipeline.state is PipelineState.REPORTED and pipeline.num_stages == report.num_stages and is_free
+
+
+def defect_of(info: StageInfo) -> tuple[ErrorCode, str] | None:
+    """Why a stage cannot join any pipeline, or None."""
+    if not 0 <= info.layer_start < info.layer_end <= info.num_layers:
+        layers = f"layers {info.layer_start}:{info.layer_end}"
+        return ErrorCode.INVALID_LAYER_RANGE, f"{layers} are no range within 0:{info.num_layers}"
+    for name in ("num_layers", "num_blocks", "block_size", "max_sequences", "context_length", "vocab_size"):
+        if not 1 <= getattr(info, name) <= _MAX_SIZE:
+            return ErrorCode.INVALID_SETTING, f"{name}={getattr(info, name)}: must be between 1 and {_MAX_SIZE}"
+    for name in ("stage_id", "model_name", "model_digest"):
+        if not 1 <= len(getattr(info, name)) <= MAX_NAME_CHARS:
+            return ErrorCode.INVALID_SETTING, f"{name} must have 1 to {MAX_NAME_CHARS} characters"
+    for name in ("stage_id", "model_name", "precision", "kernel", "device"):
+        if not getattr(info, name).isprintable():
+            return ErrorCode.INVALID_SETTING, f"{name} must have printable characters only"
+    if not is_loopback(info.data_endpoint):
+        detail = f"data_endpoint={info.data_endpoint:.80}: must be tcp://127.0.0.1:PORT"
+        return ErrorCode.INVALID_SETTING, detail
+    if info.metrics_address and not is_loopback(f"tcp://{info.metrics_address}"):
+        detail = f"metrics_address={info.metrics_address:.80}: must be 127.0.0.1:PORT, or empty"
+        return ErrorCode.INVALID_SETTING, detail
+    return None
+
+
+def report_defect_of(report: AssemblyReport | None) -> tuple[ErrorCode, str] | None:
+    """Why a reported assembly cannot be one, or None."""
+    if report and not report.stage_index < report.num_stages <= _MAX_STAGES:
+        detail = f"stage_index={report.stage_index} of num_stages={report.num_stages}"
+        return ErrorCode.PROTOCOL_ERROR, detail
+    if report and report.epoch.incarnation >= _MAX_INCARNATION:
+        return ErrorCode.PROTOCOL_ERROR, f"epoch {report.epoch}: the incarnation must be below 2**63"
+    return None

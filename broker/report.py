@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stagewire.broker.peers import StageRecord
 from stagewire.broker.pipeline import Pipeline
-from stagewire.broker.pool import StageRecord
 from stagewire.broker.state import BrokerState
 from stagewire.wire.status import PipelineStatus, StageStatus, Status
 

@@ -1,8 +1,8 @@
-"""The accepted requests that have not ended: the state of each, and the counts that limits are held against."""
+"""The accepted requests that have not ended: each one's state, the counts that limits are held against, the queue."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -48,7 +48,7 @@ TRANSITIONS: dict[tuple[RequestState, RequestTrigger], RequestState] = {
 
 
 @dataclass(slots=True)
-class Request:
+class AcceptedRequest:
     """One accepted request.
 
     Attributes:
@@ -92,9 +92,9 @@ class Request:
         return self.client_id, self.session_id
 
 
-def queued_request(client_id: str, asked: Asked, now: float) -> Request:
+def queued_request(client_id: str, asked: Asked, now: float) -> AcceptedRequest:
     machine = Machine(f"request {asked.request_id}", RequestState.QUEUED, TRANSITIONS)
-    return Request(
+    return AcceptedRequest(
         request_id=asked.request_id,
         client_id=client_id,
         session_id=asked.session_id,
@@ -111,10 +111,10 @@ def queued_request(client_id: str, asked: Asked, now: float) -> Request:
     )
 
 
-def running_request(running: RunningRequest, epoch: Epoch, now: float) -> Request:
+def running_request(running: RunningRequest, epoch: Epoch, now: float) -> AcceptedRequest:
     """One that a head reports and this broker never saw; what it asked for, only its head knows."""
     machine = Machine(f"request {running.request_id}", RequestState.ACKNOWLEDGED, TRANSITIONS)
-    return Request(
+    return AcceptedRequest(
         request_id=running.request_id,
         client_id=running.client_id,
         session_id=running.session_id,
@@ -135,35 +135,35 @@ class RequestTable:
     """Requests by id."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Request] = {}
+        self._by_id: dict[str, AcceptedRequest] = {}
         self._per_client: Counter[str] = Counter()
         self.payload_bytes = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[AcceptedRequest]:
         return iter(list(self._by_id.values()))
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
-    def __getitem__(self, request_id: str) -> Request:
+    def __getitem__(self, request_id: str) -> AcceptedRequest:
         return self._by_id[request_id]
 
-    def get(self, request_id: str) -> Request | None:
+    def get(self, request_id: str) -> AcceptedRequest | None:
         return self._by_id.get(request_id)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: AcceptedRequest) -> None:
         self._by_id[request.request_id] = request
         self._per_client[request.client_id] += 1
         self.payload_bytes += request.payload_bytes
 
-    def drop_payload(self, request: Request) -> None:
+    def drop_payload(self, request: AcceptedRequest) -> None:
         self.payload_bytes -= request.payload_bytes
         request.payload_bytes = 0
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: AcceptedRequest) -> None:
         self.drop_payload(request)
         del self._by_id[request.request_id]
         self._per_client[request.client_id] -= 1
@@ -173,7 +173,7 @@ class RequestTable:
     def num_of_client(self, client_id: str) -> int:
         return self._per_client[client_id]
 
-    def of_client(self, client_id: str) -> list[Request]:
+    def of_client(self, client_id: str) -> list[AcceptedRequest]:
         return [request for request in self if request.client_id == client_id]
 
     def check_invariants(self) -> None:
@@ -183,3 +183,44 @@ class RequestTable:
             assert request.state is not RequestState.ENDED
             assert (request.epoch is None) == (request.state is RequestState.QUEUED)
             assert not (request.dispatched and request.payload_bytes)
+
+
+class WaitingRequests:
+    """Ids of requests that wait for a pipeline: in their order within a client, and clients in turn."""
+
+    def __init__(self) -> None:
+        self._by_client: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, client_id: str, request_id: str) -> None:
+        self._by_client.setdefault(client_id, OrderedDict())[request_id] = None
+        self._length += 1
+
+    def remove(self, client_id: str, request_id: str) -> None:
+        own = self._by_client[client_id]
+        del own[request_id]
+        self._length -= 1
+        if not own:
+            del self._by_client[client_id]
+
+    def take(self, client_id: str, request_id: str) -> None:
+        """Remove it because it is served: its client goes to the end of the line."""
+        self._by_client.move_to_end(client_id)
+        self.remove(client_id, request_id)
+
+    def in_turn(self) -> Iterator[str]:
+        """One id of each client, then the next of each, as the queue is now."""
+        lines = deque(iter(list(own)) for own in self._by_client.values())
+        while lines:
+            line = lines.popleft()
+            request_id = next(line, None)
+            if request_id is not None:
+                yield request_id
+                lines.append(line)
+
+    def check_invariants(self) -> None:
+        assert self._length == sum(len(own) for own in self._by_client.values())
+        assert all(self._by_client.values())

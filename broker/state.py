@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stagewire.broker.admission import KnownModels
 from stagewire.broker.chain import missing_layers
-from stagewire.broker.clients import Clients
-from stagewire.broker.events import Instruction, Note, Peer, Send
+from stagewire.broker.events import Instruction, Peer, Send
 from stagewire.broker.finished import FinishedRequests
 from stagewire.broker.measures import BrokerMeasures
-from stagewire.broker.models import KnownModels
-from stagewire.broker.pipeline import Pipeline, PipelineState
-from stagewire.broker.pool import Pool, StageRecord
-from stagewire.broker.requests import RequestState, RequestTable
-from stagewire.broker.sessions import Sessions
+from stagewire.broker.peers import Clients, Pool, StageRecord
+from stagewire.broker.pipeline import Pipeline, PipelineState, Sessions
+from stagewire.broker.requests import RequestState, RequestTable, WaitingRequests
 from stagewire.broker.settings import BrokerSettings
-from stagewire.broker.waiting import WaitingRequests
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
+from stagewire.wire.note import Note
 
 
 @dataclass(slots=True)

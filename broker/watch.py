@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,8 @@ from stagewire.monitoring import metrics as m
 from stagewire.monitoring.endpoint import MetricsEndpoint, Page
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Metric, Sample
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.sockets.connection import cannot_bind
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason
 from stagewire.wire.snapshots import SnapshotAction
 
@@ -59,8 +59,7 @@ def watch(state: BrokerState, port: int) -> MetricsEndpoint:
     try:
         endpoint = MetricsEndpoint(port)
     except OSError as error:
-        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
-        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
+        raise cannot_bind(f"metrics_port={port}", error) from error
     exposition = Exposition(lambda: broker_samples(state))
     endpoint.serve(
         {

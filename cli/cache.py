@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 
 if TYPE_CHECKING:
-    from stagewire.wire.caches import Caches, DiskCounts, StageCache
+    from stagewire.wire.cache_reports import Caches, DiskCounts, StageCache
 
 EXAMPLES = """\
 examples:

@@ -85,7 +85,7 @@ def _known_models() -> list[KnownModel]:
 
 def _fetched_path(entry: Entry) -> str | None:
     """By its size only: to check all bytes of every model would take too long for a list."""
-    from stagewire.wire.cache import cache_folder
+    from stagewire.wire.cache_folder import cache_folder
 
     found = (cache_folder() / "models").glob(f"{entry.name}-*.gguf")
     return next((str(path) for path in found if path.stat().st_size == entry.size_bytes), None)

@@ -8,7 +8,7 @@ from stagewire.client.generation import Generation
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
-from stagewire.wire.caches import Caches, StageCache
+from stagewire.wire.cache_reports import Caches, StageCache
 from stagewire.wire.errors import (
     ErrorCode,
     ProtocolError,

@@ -19,7 +19,7 @@ from stagewire.client.prompt import Message, Prompt, prompt_of, snapshot_prompt
 from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
-from stagewire.wire.caches import Caches
+from stagewire.wire.cache_reports import Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate, ModelInfo

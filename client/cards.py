@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-from stagewire.wire.cache import cache_folder
+from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.card import ModelCard, card_digest
 from stagewire.wire.errors import ProtocolError
 

@@ -15,7 +15,7 @@ from stagewire.client.prompt import Prompt
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
 from stagewire.client.transcript import Transcript
-from stagewire.wire.caches import AskCaches, Caches
+from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError

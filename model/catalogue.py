@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
-from stagewire.wire.cache import cache_folder
+from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
 
 Progress = Callable[[str], None]

@@ -1,6 +1,6 @@
 """A stage as one state machine: messages, lost links and time in; instructions out.
 
-It registers, is assembled and dissolved; what belongs to a pipeline epoch goes to its `Assembly`. No sockets,
+It registers, is assembled and dissolved; what belongs to a pipeline epoch goes to its `StageEpoch`. No sockets,
 clocks or threads: the loop owns those and performs what is returned here, in order.
 """
 
@@ -13,17 +13,17 @@ from stagewire.stage.executor import StepExecutor
 from stagewire.stage.files.jobs import JobDone
 from stagewire.stage.files.stage_files import StageFiles
 from stagewire.stage.head.core import HeadCore, Sources
-from stagewire.stage.head.file_waits import Reach, reach_nothing
+from stagewire.stage.head.file_waits import FileLookup, no_files
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import ConnectRing, Exit, Instruction, SendControl
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.registering import Registering
-from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.stage.tail.core import TailCore
 from stagewire.stage.tail.return_link import CloseLink
-from stagewire.stage.timing.head_times import NO_TIME, Reading
+from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.stage.timing.step_times import StageMeasures
-from stagewire.wire.caches import AskCache, CacheReport, DiskCounts, StageCache
+from stagewire.wire.cache_reports import AskCache, CacheReport, DiskCounts, StageCache
 from stagewire.wire.codec import Envelope, Message, decode
 from stagewire.wire.control import (
     Assemble,
@@ -63,20 +63,20 @@ class StageParts:
     head_limits: Callable[[Assemble], HeadLimits]
     draw_nonce: Callable[[], bytes]
     disk_counts: Callable[[], DiskCounts | None] = lambda: None
-    reach: Reach = reach_nothing
+    file_lookup: FileLookup = no_files
     measures: StageMeasures = field(default_factory=StageMeasures)
     card: bytes = b""
     control_endpoint: str = ""
 
 
 class StageCore:
-    """One stage from its registration on; `assembly` is its part in the pipeline that it serves, if any."""
+    """One stage from its registration on; `stage_epoch` is its part in the pipeline that it serves, if any."""
 
     def __init__(self, info: StageInfo, parts: StageParts) -> None:
         self._info, self._parts = info, parts
         self._incarnation: int | None = None
         self._fence = Epoch(0, 0)
-        self.assembly: Assembly | None = None
+        self.stage_epoch: StageEpoch | None = None
         self._registering = Registering(parts.control_endpoint)
         self.num_dropped = 0
 
@@ -94,8 +94,8 @@ class StageCore:
 
     def register(self) -> Register:
         """What this stage holds and serves."""
-        is_serving = self.assembly is not None and self.assembly.is_sound
-        return Register(self._info, self.assembly.report() if self.assembly and is_serving else None)
+        is_serving = self.stage_epoch is not None and self.stage_epoch.is_sound
+        return Register(self._info, self.stage_epoch.report() if self.stage_epoch and is_serving else None)
 
     def bye(self) -> StageBye:
         """What to say when leaving in order."""
@@ -116,14 +116,14 @@ class StageCore:
         if isinstance(message, RelayToTail):
             return self._relayed(message, now)
         if isinstance(message, RequestEndedAck):
-            return self.assembly.tell_head(message, now) if self.assembly else []
+            return self.stage_epoch.tell_head(message, now) if self.stage_epoch else []
         if isinstance(message, GetCard):
             return [SendControl(Card(message.digest, Blob(self._parts.card)))]
         if isinstance(message, AskCache):
             return [SendControl(CacheReport(message.ticket, self._cache(message.clear)))]
         if isinstance(message, AskHeadSnapshots):
-            if self.assembly:
-                return self.assembly.ask_snapshots(message, now)
+            if self.stage_epoch:
+                return self.stage_epoch.ask_snapshots(message, now)
             return [SendControl(report_of_none(message))]
         if isinstance(message, RegisterRefused | BadMessage):
             return [_exit(message)]
@@ -133,26 +133,26 @@ class StageCore:
     def _welcome(self, message: Registered, now: float) -> list[Instruction]:
         is_new_broker = message.incarnation != self._incarnation
         self._incarnation = message.incarnation
-        if self.assembly and message.keep != self.assembly.epoch:
+        if self.stage_epoch and message.keep != self.stage_epoch.epoch:
             return self._close()
-        return self.assembly.reset_relays(now) if self.assembly and is_new_broker else []
+        return self.stage_epoch.reset_relays(now) if self.stage_epoch and is_new_broker else []
 
     def _assemble(self, message: Assemble) -> list[Instruction]:
-        if self.assembly and self.assembly.epoch == message.epoch:
+        if self.stage_epoch and self.stage_epoch.epoch == message.epoch:
             return [SendControl(Assembled(message.epoch))]
-        if message.epoch <= self._fence or (self.assembly and message.epoch < self.assembly.epoch):
+        if message.epoch <= self._fence or (self.stage_epoch and message.epoch < self.stage_epoch.epoch):
             return [SendControl(Dissolved(message.epoch))]
         closing = self._close()
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
         executor = self._make_executor(message)
         head = self._make_head(message, executor) if is_first else None
         tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
-        self.assembly = Assembly(message, executor, head, tail)
+        self.stage_epoch = StageEpoch(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
 
     def _make_head(self, message: Assemble, executor: StepExecutor) -> HeadCore:
-        sources = Sources(self._info.model_name, executor.lookup, self._parts.reach)
+        sources = Sources(self._info.model_name, executor.lookup, self._parts.file_lookup)
         return HeadCore(message.epoch, self._parts.head_limits(message), sources, self.measures.head)
 
     def _make_executor(self, message: Assemble) -> StepExecutor:
@@ -163,15 +163,15 @@ class StageCore:
 
     def _dissolve(self, epoch: Epoch) -> list[Instruction]:
         self._fence = max(self._fence, epoch)
-        closing = self._close() if self.assembly and self.assembly.epoch == epoch else []
+        closing = self._close() if self.stage_epoch and self.stage_epoch.epoch == epoch else []
         return [*closing, SendControl(Dissolved(epoch))]
 
     def _close(self) -> list[Instruction]:
-        assembly, self.assembly = self.assembly, None
-        if assembly is None:
+        stage_epoch, self.stage_epoch = self.stage_epoch, None
+        if stage_epoch is None:
             return []
-        self._fence = max(self._fence, assembly.epoch)
-        return assembly.close()
+        self._fence = max(self._fence, stage_epoch.epoch)
+        return stage_epoch.close()
 
     def _cache(self, is_clear: bool) -> StageCache:
         store, info = self._parts.store, self._info
@@ -190,7 +190,7 @@ class StageCore:
         )
 
     def _relayed(self, relay: RelayToTail, now: float) -> list[Instruction]:
-        if self.assembly is None or self.assembly.epoch != relay.epoch:
+        if self.stage_epoch is None or self.stage_epoch.epoch != relay.epoch:
             self.num_dropped += 1
             return []
         try:
@@ -198,35 +198,35 @@ class StageCore:
         except ProtocolError:
             self.num_dropped += 1
             return []
-        return self.assembly.handle_link(relay.client_id, None, message, now)
+        return self.stage_epoch.handle_link(relay.client_id, None, message, now)
 
     # --- what belongs to the epoch ---
 
     def handle_ring(
-        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+        self, envelope: Envelope, message: Message, now: float, read_time: ReadTime = NO_TIME
     ) -> list[Instruction]:
         """A message on this stage's PULL socket; without an assembly it is of a dead epoch."""
-        if self.assembly is None:
+        if self.stage_epoch is None:
             self.num_dropped += 1
             return []
-        return self.assembly.handle_ring(envelope, message, now, reading)
+        return self.stage_epoch.handle_ring(envelope, message, now, read_time)
 
     def handle_file(self, done: JobDone, now: float) -> list[Instruction]:
         """The file thread is through with a job; that of a dead epoch is of no use."""
-        is_ours = self.assembly is not None and self.assembly.epoch == done.job.epoch
-        return self.assembly.finish_job(done, now) if self.assembly and is_ours else []
+        is_ours = self.stage_epoch is not None and self.stage_epoch.epoch == done.job.epoch
+        return self.stage_epoch.finish_job(done, now) if self.stage_epoch and is_ours else []
 
     def handle_link(self, client_id: str, link: int, message: Message, now: float) -> list[Instruction]:
         """A message of a client on a direct link."""
-        return self.assembly.handle_link(client_id, link, message, now) if self.assembly else []
+        return self.stage_epoch.handle_link(client_id, link, message, now) if self.stage_epoch else []
 
     def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
         """A direct link broke, or its dial failed."""
-        return self.assembly.lose_link(client_id, link, now) if self.assembly else []
+        return self.stage_epoch.lose_link(client_id, link, now) if self.stage_epoch else []
 
     def break_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
         """A direct link brought nonsense, or takes no more: close it, and go on as if it had broken."""
-        links = self.assembly.lose_link(client_id, link, now, is_ours=True) if self.assembly else []
+        links = self.stage_epoch.lose_link(client_id, link, now, is_ours=True) if self.stage_epoch else []
         return links or [CloseLink(client_id, link)]
 
     def ring_overflowed(self) -> list[Instruction]:
@@ -237,4 +237,4 @@ class StageCore:
         """Time has passed; call at least every 50 ms. `is_forgotten`: the broker has asked who sends the heartbeats."""
         is_due = self._registering.is_due(self.is_registered, is_forgotten, now)
         registering: list[Instruction] = [SendControl(self.register())] if is_due else []
-        return registering + (self.assembly.tick(now) if self.assembly else [])
+        return registering + (self.stage_epoch.tick(now) if self.stage_epoch else [])

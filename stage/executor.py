@@ -14,7 +14,7 @@ import numpy.typing as npt
 from stagewire.stage.compute.operators import Batch, Operators, SequenceRows
 from stagewire.stage.files.jobs import FileJob, Staged
 from stagewire.stage.files.stage_files import StageFiles
-from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv.blocks import Copy, MissingTokens, OutOfBlocks
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode, StagewireError
@@ -84,18 +84,18 @@ class StepExecutor:
         """
         self._check_sizes(step)
         self.begin(step.step_id, step.releases)
-        pieces = list(self._pieces(step))
+        spans = list(self._pieces(step))
         writes: list[Write] = []
-        slices = [self._restore(piece, token_ids, writes) for piece, token_ids in pieces]
+        slices = [self._restore(span, token_ids, writes) for span, token_ids in spans]
         copies: list[Copy] = []
-        slices = [self._append(piece, ids, copies) for piece, (_, ids) in zip(slices, pieces, strict=True)]
-        slices = [self._keep(piece) if piece.keep else piece for piece in slices]
+        slices = [self._append(span, ids, copies) for span, (_, ids) in zip(slices, spans, strict=True)]
+        slices = [self._keep(span) if span.keep else span for span in slices]
         misses = [
             Miss(step.step_id, new.seq_id, self._store.length(new.seq_id))
-            for new, (old, _) in zip(slices, pieces, strict=True)
+            for new, (old, _) in zip(slices, spans, strict=True)
             if new.missed and not old.missed
         ]
-        batch = self._batch(slices, [ids for _, ids in pieces])
+        batch = self._batch(slices, [ids for _, ids in spans])
         planned = self._planned(step, tuple(slices))
         hidden_states = self._input(step, slices, bool(misses))
         jobs = tuple(self.files.job(order) for order in step.orders)
@@ -112,9 +112,9 @@ class StepExecutor:
     def _pieces(step: Step) -> Iterator[tuple[Slice, TokenArray]]:
         """Each slice and its tokens."""
         token_ids, offset = step.token_ids.to_numpy(), 0
-        for piece in step.slices:
-            yield piece, token_ids[offset : offset + piece.num_tokens]
-            offset += piece.num_tokens
+        for span in step.slices:
+            yield span, token_ids[offset : offset + span.num_tokens]
+            offset += span.num_tokens
 
     def _planned(self, step: Step, slices: tuple[Slice, ...]) -> Step:
         """The step with what became of its slices, and of the cache; most steps change neither."""
@@ -126,35 +126,35 @@ class StepExecutor:
 
     # --- restoring ---
 
-    def _restore(self, piece: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
+    def _restore(self, span: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
         """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
 
         A restore-and-decode that has shrunk lacks tokens before its row, which is then missed like any other.
         """
-        if piece.phase not in RESTORES or not piece.num_restored:
-            return piece
-        if piece.phase is Phase.RESUME:
-            is_held = piece.source is not None and self._store.resume(piece.source, piece.seq_id, token_ids)
-            return piece if is_held else replace(piece, num_restored=0, missed=True)
-        fetched, held = 0, self._store.restore(piece.seq_id, token_ids, piece.num_restored)
-        if held < piece.num_restored and (staged := self.files.take(piece.seq_id)):
-            fetched = self._unstage(piece, token_ids, held, staged, writes) - held
+        if span.phase not in RESTORES or not span.num_restored:
+            return span
+        if span.phase is Phase.RESUME:
+            is_held = span.source is not None and self._store.resume(span.source, span.seq_id, token_ids)
+            return span if is_held else replace(span, num_restored=0, missed=True)
+        fetched, held = 0, self._store.restore(span.seq_id, token_ids, span.num_restored)
+        if held < span.num_restored and (staged := self.files.take(span.seq_id)):
+            fetched = self._unstage(span, token_ids, held, staged, writes) - held
         found = held + fetched
-        self._store.cache.count_lookup(found, piece.num_restored)
-        self._store.cache.count_tokens(held, fetched, piece.num_restored - found)
-        return replace(piece, num_restored=found)
+        self._store.cache.count_lookup(found, span.num_restored)
+        self._store.cache.count_tokens(held, fetched, span.num_restored - found)
+        return replace(span, num_restored=found)
 
-    def _unstage(self, piece: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
+    def _unstage(self, span: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
         """Put what was read behind the `held` tokens into blocks of the sequence; returns how many it holds then."""
         size = self._store.block_size
         first = held // size
         skipped = (first - staged.depth) * size * TOKEN_BYTES
-        end = min(piece.num_restored, staged.depth * size + len(staged.token_bytes) // TOKEN_BYTES)
+        end = min(span.num_restored, staged.depth * size + len(staged.token_bytes) // TOKEN_BYTES)
         wanted = token_ids[first * size : end]
         if skipped < 0 or end <= held or staged.token_bytes[skipped : skipped + wanted.nbytes] != wanted.tobytes():
             return held
-        self._take(self._store.append(piece.seq_id, first * size, wanted, is_prompt=False), piece)
-        blocks = self._store.block_table(piece.seq_id)[first:].tolist()
+        self._take(self._store.append(span.seq_id, first * size, wanted, is_prompt=False), span)
+        blocks = self._store.block_table(span.seq_id)[first:].tolist()
         contents = staged.contents[first - staged.depth :]
         writes += [Write(block, content) for block, content in zip(blocks, contents, strict=False)]
         self._store.cache.count_restored(end - held, num_fetched=end - held)
@@ -162,57 +162,57 @@ class StepExecutor:
 
     # --- appending ---
 
-    def _append(self, piece: Slice, token_ids: TokenArray, copies: list[Copy]) -> Slice:
+    def _append(self, span: Slice, token_ids: TokenArray, copies: list[Copy]) -> Slice:
         """Make room for a slice's rows, or mark it as missed."""
-        if not piece.num_rows:
-            return piece
-        rows, is_prompt = piece, piece.phase is not Phase.DECODE
-        if piece.phase is Phase.TRY_RESTORE_DECODE:
-            rows, token_ids = piece.as_decode(), token_ids[-1:]
+        if not span.num_rows:
+            return span
+        rows, is_prompt = span, span.phase is not Phase.DECODE
+        if span.phase is Phase.TRY_RESTORE_DECODE:
+            rows, token_ids = span.as_decode(), token_ids[-1:]
         is_decode = rows.phase is Phase.DECODE
         made = self._store.append(rows.seq_id, rows.pos_start, token_ids, is_decode=is_decode, is_prompt=is_prompt)
-        made = self._take(made, piece)
-        if isinstance(made, Behind):
-            return replace(piece, missed=True)
+        made = self._take(made, span)
+        if isinstance(made, MissingTokens):
+            return replace(span, missed=True)
         if made is not None:
             copies.append(made)
-        return piece
+        return span
 
     @staticmethod
-    def _take(made: OutOfBlocks | Behind | Copy | None, piece: Slice) -> Behind | Copy | None:
+    def _take(made: OutOfBlocks | MissingTokens | Copy | None, span: Slice) -> MissingTokens | Copy | None:
         """The head accounts for every block: a missing one is a bug of ours, or a lost message. Never guess."""
         if isinstance(made, OutOfBlocks):
-            raise StepFailed(f"no KV block left for sequence {piece.seq_id}")
+            raise StepFailed(f"no KV block left for sequence {span.seq_id}")
         return made
 
-    def _keep(self, piece: Slice) -> Slice:
-        keep = piece.keep
-        is_kept = keep and not piece.missed and self._store.keep(piece.seq_id, keep.seq_id, keep.num_tokens)
-        return piece if is_kept else replace(piece, keep=None)
+    def _keep(self, span: Slice) -> Slice:
+        keep = span.keep
+        is_kept = keep and not span.missed and self._store.keep(span.seq_id, keep.seq_id, keep.num_tokens)
+        return span if is_kept else replace(span, keep=None)
 
     def _batch(self, slices: Sequence[Slice], token_ids: Sequence[TokenArray]) -> Batch | None:
         parts: list[SequenceRows] = []
         row_ids: list[TokenArray] = []
         logit_rows: list[int] = []
         num_rows = 0
-        for piece, ids in zip(slices, token_ids, strict=True):
-            if new := piece.num_rows:
-                pos_start = piece.pos_start + piece.num_tokens - new
-                parts.append(SequenceRows(num_rows, new, pos_start, self._store.block_table(piece.seq_id)))
+        for span, ids in zip(slices, token_ids, strict=True):
+            if new := span.num_rows:
+                pos_start = span.pos_start + span.num_tokens - new
+                parts.append(SequenceRows(num_rows, new, pos_start, self._store.block_table(span.seq_id)))
                 row_ids.append(ids[-new:])
                 num_rows += new
-                if piece.has_logits:
+                if span.has_logits:
                     logit_rows.append(num_rows - 1)
         return Batch.of(np.concatenate(row_ids), parts, logit_rows) if parts else None
 
     def _check_sizes(self, step: Step) -> None:
-        num_tokens = sum([piece.num_tokens for piece in step.slices])
-        if len(step.token_ids) != num_tokens or any(piece.num_tokens < 1 for piece in step.slices):
+        num_tokens = sum([span.num_tokens for span in step.slices])
+        if len(step.token_ids) != num_tokens or any(span.num_tokens < 1 for span in step.slices):
             raise StepFailed(f"step {step.step_id}: {len(step.token_ids)} token ids for {num_tokens} tokens")
-        for piece in step.slices:
-            if piece.phase in RESTORES:
-                self._check_restore(piece)
-        num_rows = 0 if self._is_first else sum([piece.num_rows for piece in step.slices])
+        for span in step.slices:
+            if span.phase in RESTORES:
+                self._check_restore(span)
+        num_rows = 0 if self._is_first else sum([span.num_rows for span in step.slices])
         if not num_rows:
             return
         hidden = step.hidden_states
@@ -222,12 +222,12 @@ class StepExecutor:
             raise StepFailed(f"step {step.step_id}: hidden states {dtype.value}{shape} for {expected}")
 
     @staticmethod
-    def _check_restore(piece: Slice) -> None:
+    def _check_restore(span: Slice) -> None:
         """A restore begins at position 0; with a decode it names both a prefix and the token to continue from."""
-        num_prefix = piece.num_tokens - (piece.phase is Phase.TRY_RESTORE_DECODE)
-        if piece.pos_start or num_prefix < 1 or piece.num_restored > num_prefix:
-            detail = f"{piece.phase.value} of sequence {piece.seq_id}: needs a prefix from position 0"
-            if piece.phase is Phase.TRY_RESTORE_DECODE:
+        num_prefix = span.num_tokens - (span.phase is Phase.TRY_RESTORE_DECODE)
+        if span.pos_start or num_prefix < 1 or span.num_restored > num_prefix:
+            detail = f"{span.phase.value} of sequence {span.seq_id}: needs a prefix from position 0"
+            if span.phase is Phase.TRY_RESTORE_DECODE:
                 detail += " and behind it the token to continue from"
             raise StepFailed(detail, ErrorCode.RESTORE_INCOMPLETE)
 

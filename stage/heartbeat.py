@@ -26,20 +26,13 @@ class Progress:
 
     def __init__(self) -> None:
         self.counters: StageCounters | None = None
-        self._num_steps = 0
-        self._started_at: float | None = None
-
-    def begin(self, now: float) -> None:
-        self._started_at = now
-
-    def end(self) -> None:
-        self._started_at = None
-        self._num_steps += 1
+        self.num_steps = 0
+        self.step_begun_at: float | None = None
 
     def heartbeat(self, stage_id: str, run: int, now: float) -> Heartbeat:
-        started_at = self._started_at
-        step_age_s = None if started_at is None else max(0.0, now - started_at)
-        return Heartbeat(stage_id, run, self._num_steps, step_age_s, self.counters)
+        begun_at = self.step_begun_at
+        step_age_s = None if begun_at is None else max(0.0, now - begun_at)
+        return Heartbeat(stage_id, run, self.num_steps, step_age_s, self.counters)
 
 
 class HeartbeatThread:

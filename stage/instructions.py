@@ -8,6 +8,7 @@ from stagewire.stage.files.jobs import FileJob
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.note import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,6 @@ class Exit:
 
     code: ErrorCode
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line for the log: a life event and what belongs to it, as `key=value`."""
-
-    event: str
-    fields: str
 
 
 Instruction = (

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from stagewire.sockets.drain import drain
-from stagewire.sockets.outbox import Outbox
-from stagewire.sockets.poll_until import Ready
-from stagewire.sockets.send_socket import SendSocket
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, drain
 from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
@@ -28,7 +25,6 @@ from stagewire.stage.instructions import (
     ConnectRing,
     Exit,
     Instruction,
-    Note,
     SendControl,
     SendHead,
     SendNext,
@@ -37,11 +33,12 @@ from stagewire.stage.instructions import (
 from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
 from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.stage_epoch import Assembly, TakenStep
+from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
+from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
 
 log = logging.getLogger("stagewire.stage")
@@ -125,10 +122,11 @@ class StageLoop:
         now = time.monotonic()
         if now >= self._tick_at:
             self._tick(now)
-        assembly = self._core.assembly
-        has_computed = assembly is not None and self._advance(assembly, now)
-        self._is_busy = has_computed or self._files.has_work or (self._disk is not None and self._disk.has_work)
-        self._files.pump()
+        stage_epoch = self._core.stage_epoch
+        has_computed = stage_epoch is not None and self._advance(stage_epoch, now)
+        self._is_busy = has_computed or bool(self._files.copying) or (self._disk is not None and self._disk.has_work)
+        if self._files.copying:
+            self._files.pump()
         if self._disk:
             self._disk.pump()
         self._flush(time.monotonic())
@@ -144,7 +142,7 @@ class StageLoop:
         self._tick_at = now + _TICK_S
         self._perform(self._core.tick(now, self._heartbeat.is_unknown()), now)
         self._measures.idle_s = self._clock.idle_s
-        self._heartbeat.progress.counters = self._measures.counters(self._core.store, self._core.assembly)
+        self._heartbeat.progress.counters = self._measures.counters(self._core.store, self._core.stage_epoch)
 
     def _receive(self, ready: Ready) -> None:
         if self._data in ready:
@@ -171,7 +169,7 @@ class StageLoop:
             return
         read_at = time.monotonic()
         self._measures.received.add(read_at - now, frames)
-        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.reading(read_at - now)), read_at)
+        self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read_time(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
         try:
@@ -184,7 +182,7 @@ class StageLoop:
     def _take_link(self, event: LinkFrames, now: float) -> None:
         client_id, link = event.key
         try:
-            message = decode([frame.buffer for frame in event.frames])
+            message = decode(event.frames)
         except ProtocolError as error:
             log.warning("event=bad_return_message client=%s detail=%r", client_id, error.detail)
             self._perform(self._core.break_link(client_id, link, now), now)
@@ -193,36 +191,38 @@ class StageLoop:
 
     # --- the forward step ---
 
-    def _advance(self, assembly: Assembly, now: float) -> bool:
+    def _advance(self, stage_epoch: StageEpoch, now: float) -> bool:
         """Compute the next step; False if there is none."""
         taken = step = None
         try:
-            taken = assembly.take(now)
+            taken = stage_epoch.take(now)
             if taken:
                 step = taken.step
-                self._compute(assembly, taken, now)
+                self._compute(stage_epoch, taken, now)
         except Exception as error:
             # Whatever a step raises ends its epoch, loudly, and never this process: another may be assembled.
             log.exception("event=step_failed step=%s", step.step_id if step else "-")
-            self._perform(assembly.fail_step(step, f"{type(error).__name__}: {error}", now), now)
+            self._perform(stage_epoch.fail_step(step, f"{type(error).__name__}: {error}", now), now)
         return taken is not None
 
-    def _compute(self, assembly: Assembly, taken: TakenStep, begun: float) -> None:
+    def _compute(self, stage_epoch: StageEpoch, taken: TakenStep, begun: float) -> None:
         """One forward step: plan the rows, run the layers, at the tail sample, and hand over."""
-        self._heartbeat.progress.begin(begun)
+        progress = self._heartbeat.progress
+        progress.step_begun_at = begun
         try:
-            self._perform(assembly.begin(taken.step, begun), begun)
-            plan = assembly.executor.plan(taken.step)
+            self._perform(stage_epoch.begin(taken.step, begun), begun)
+            plan = stage_epoch.executor.plan(taken.step)
             planned = time.monotonic()
             output = plan.compute(self._operators)
             computed = time.monotonic()
-            draws = assembly.draw(plan, output)
+            draws = stage_epoch.draw(plan, output)
             sampled = time.monotonic()
-            timing = self._clock.timing(assembly.stage_index, begun, planned, computed, sampled)
-            self._perform(assembly.finish(taken, plan, output, draws, timing, sampled), sampled)
-            self._measures.computed(taken, plan, timing, assembly.is_tail)
+            timing = self._clock.timing(stage_epoch.stage_index, begun, planned, computed, sampled)
+            self._perform(stage_epoch.finish(taken, plan, output, draws, timing, sampled), sampled)
+            self._measures.computed(taken, plan, timing, stage_epoch.is_tail)
         finally:
-            self._heartbeat.progress.end()
+            progress.step_begun_at = None
+            progress.num_steps += 1
 
     # --- instructions ---
 

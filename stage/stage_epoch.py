@@ -15,15 +15,16 @@ import numpy.typing as npt
 from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
-from stagewire.stage.instructions import CloseRing, Instruction, Note, SendControl, SendHead, SendNext, StartJob
+from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
-from stagewire.stage.timing.head_times import NO_TIME, Reading
+from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
@@ -40,10 +41,17 @@ class TakenStep:
 
     step: Step
     queue_s: float = 0.0
-    reading: Reading = NO_TIME
+    read_time: ReadTime = NO_TIME
 
 
-class Assembly:
+def timing_of(taken: TakenStep, stage_index: int, timing: StageTiming) -> StageTiming:
+    """`timing` with what is known of the step from before it was begun."""
+    codec_s, unread_s = timing.codec_s + taken.read_time.read_s, taken.read_time.unread_s
+    spent = (timing.steps, timing.compute_s, timing.sample_s, codec_s, taken.queue_s, timing.plan_s)
+    return StageTiming(stage_index, *spent, unread_s, timing.written_s)
+
+
+class StageEpoch:
     """`head` is there at the first stage, `tail` at the last; where both are one, the ring closes inside.
 
     After a fault nothing is taken or sent any more, until the broker dissolves the epoch.
@@ -56,7 +64,7 @@ class Assembly:
         self._received = ReceiverNumbers(self.epoch)
         self._to_next = None if tail else SenderNumbers(self.epoch, self.stage_index)
         self._to_head = None if head else SenderNumbers(self.epoch, self.stage_index)
-        self._steps: deque[tuple[float, Reading, Step]] = deque()
+        self._steps: deque[tuple[float, ReadTime, Step]] = deque()
         self._fault: Fault | None = None
         self._fault_told_at = 0.0
         self.num_dropped = 0
@@ -83,7 +91,7 @@ class Assembly:
     # --- the ring ---
 
     def handle_ring(
-        self, envelope: Envelope, message: Message, now: float, reading: Reading = NO_TIME
+        self, envelope: Envelope, message: Message, now: float, read_time: ReadTime = NO_TIME
     ) -> list[Instruction]:
         """A message on this stage's PULL socket."""
         if not self.is_sound:
@@ -95,16 +103,16 @@ class Assembly:
             self.num_dropped += not isinstance(message, Repeat)
             return []
         if self.head and isinstance(message, _FOR_HEAD):
-            return self.tell_head(message, now, reading)
+            return self.tell_head(message, now, read_time)
         if self.head is None and isinstance(message, Step) and len(self._steps) < _MAX_QUEUED_STEPS:
-            self._steps.append((now, reading, message))
+            self._steps.append((now, read_time, message))
             return []
         return self.fail(ErrorCode.PROTOCOL_ERROR, f"{type(message).__name__} does not belong here", now)
 
-    def tell_head(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[Instruction]:
+    def tell_head(self, message: HeadInput, now: float, read_time: ReadTime = NO_TIME) -> list[Instruction]:
         """Over the feed, or without a socket where this stage is the head."""
         if self.head:
-            return self._from_head(self.head.handle(message, now, reading), now)
+            return self._from_head(self.head.handle(message, now, read_time), now)
         if self._to_head and not isinstance(message, StartRequest):
             return [SendHead(self._to_head.next(now), message)]
         return []
@@ -137,8 +145,8 @@ class Assembly:
             return TakenStep(step) if step else None
         if not self._steps:
             return None
-        arrived_at, reading, step = self._steps.popleft()
-        return TakenStep(step, now - arrived_at, reading)
+        arrived_at, read_time, step = self._steps.popleft()
+        return TakenStep(step, now - arrived_at, read_time)
 
     def begin(self, step: Step, now: float) -> list[Instruction]:
         """At the tail, take note of new requests before the pass, so that their links are dialled meanwhile."""
@@ -158,7 +166,7 @@ class Assembly:
         now: float,
     ) -> list[Instruction]:
         """The pass is done: tell the head of misses, pass the step on or, at the tail, return tokens."""
-        timing = timing.at(self.stage_index, taken.queue_s, taken.reading.unread_s, taken.reading.read_s)
+        timing = timing_of(taken, self.stage_index, timing)
         out = [i for miss in plan.misses for i in self.tell_head(miss, now)]
         out += [StartJob(job) for job in plan.jobs]
         if self._to_next:
@@ -188,7 +196,7 @@ class Assembly:
         """A step raised, or (None) making the next one: the epoch ends, and its requests with it."""
         if step is None:
             return self.fail(ErrorCode.INTERNAL, f"the next step: {detail}", now)
-        is_prefill = any(piece.phase is Phase.PREFILL for piece in step.slices)
+        is_prefill = any(span.phase is Phase.PREFILL for span in step.slices)
         code = ErrorCode.PREFILL_FAILED if is_prefill else ErrorCode.DECODE_FAILED
         return self.fail(code, f"step {step.step_id}: {detail}", now)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +10,13 @@ from stagewire.monitoring import metrics as m
 from stagewire.monitoring.endpoint import MetricsEndpoint, Page
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Sample
+from stagewire.sockets.connection import cannot_bind
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.timing.step_times import LinkTraffic, StageMeasures
-from stagewire.wire.caches import DiskCounts
+from stagewire.wire.cache_reports import DiskCounts
 from stagewire.wire.control import StageInfo
-from stagewire.wire.errors import ErrorCode, SettingsError
 
 _NO_FILES = DiskCounts(0, 0, 0, 0, 0)
 _SEQUENCE_STATES = ("waiting", "running", "paused", "ending")
@@ -34,8 +33,7 @@ def bind_endpoint(port: int | None) -> MetricsEndpoint | None:
     try:
         return MetricsEndpoint(port)
     except OSError as error:
-        code = ErrorCode.PORT_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.INVALID_SETTING
-        raise SettingsError(f"metrics_port={port}: {error.strerror}; choose another one, or 0", code) from error
+        raise cannot_bind(f"metrics_port={port}", error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +79,8 @@ class StageWatch:
         yield Sample(m.STEP_SEQUENCES, (), measures.step_sequences)
         yield from _traffic(measures.sent, "encode", "sent")
         yield from _traffic(measures.received, "decode", "received")
-        assembly = self.core.assembly
-        yield Sample(m.HOP_QUEUE_DEPTH, (), assembly.num_queued_steps if assembly else 0)
+        stage_epoch = self.core.stage_epoch
+        yield Sample(m.HOP_QUEUE_DEPTH, (), stage_epoch.num_queued_steps if stage_epoch else 0)
         for outcome, count in measures.restores.items():
             yield Sample(m.RESTORES, (outcome,), count)
 
@@ -122,8 +120,8 @@ class StageWatch:
         yield Sample(m.DISK_BLOCKS, ("set_aside",), files.num_set_aside)
 
     def _head(self) -> Iterator[Sample]:
-        measures, assembly = self.core.measures.head, self.core.assembly
-        head = assembly.head if assembly else None
+        measures, stage_epoch = self.core.measures.head, self.core.stage_epoch
+        head = stage_epoch.head if stage_epoch else None
         yield Sample(m.TIME_TO_FIRST_TOKEN, (), measures.first_token_s)
         yield Sample(m.INTER_TOKEN_LATENCY, (), measures.inter_token_s)
         yield Sample(m.TIME_PER_OUTPUT_TOKEN, (), measures.per_output_token_s)

@@ -17,6 +17,7 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
 from stagewire.stage.core import StageCore, StageParts
@@ -28,14 +29,12 @@ from stagewire.stage.files.worker import FileWorker
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv.store import KvStore
-from stagewire.stage.links.ring_sockets import HIGH_WATER_MARK
 from stagewire.stage.loop import StageLoop
 from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.card import ModelCard, ModelConfig, card_digest
 from stagewire.wire.control import Assemble, StageInfo
-from stagewire.wire.errors import ErrorCode, SettingsError
 
 log = logging.getLogger("stagewire.stage")
 
@@ -81,7 +80,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
             FileRunner(snapshots, disk.tier if disk else None),
             loaded.backend.operators.read_block,
         )
-        core = StageCore(info, replace(parts, disk_counts=disk.counts, reach=disk.reach) if disk else parts)
+        core = StageCore(info, replace(parts, disk_counts=disk.counts, file_lookup=disk.file_lookup) if disk else parts)
         if endpoint:
             StageWatch(info, core, parts.store, disk, settings.disk_bytes).serve(endpoint)
         with HeartbeatThread(context, settings.control_endpoint, settings.stage_id, run) as heartbeat:
@@ -140,11 +139,7 @@ def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[
     socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        code = ErrorCode.PORT_IN_USE if error.errno == zmq.EADDRINUSE else ErrorCode.INVALID_SETTING
-        raise SettingsError(f"cannot bind {endpoint}: {error.strerror}; choose another port, or `*`", code) from error
+    bind(socket, endpoint, "bind")
     return socket
 
 

@@ -47,16 +47,6 @@ class StageTiming:
     unread_s: float = 0.0
     written_s: float = 0.0
 
-    @property
-    def total_s(self) -> float:
-        """From when the stage began to read the step until it passed on what came of it."""
-        return self.queue_s + self.plan_s + self.compute_s + self.sample_s + self.codec_s
-
-    def at(self, stage_index: int, queue_s: float, unread_s: float, read_s: float) -> StageTiming:
-        """The same, of another stage, where its step was read in `read_s` and has waited so long."""
-        spent = (self.steps, self.compute_s, self.sample_s, self.codec_s + read_s)
-        return StageTiming(stage_index, *spent, queue_s, self.plan_s, unread_s, self.written_s)
-
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:

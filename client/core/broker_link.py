@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-from stagewire.client.core.events import Instruction, Note, SendBroker
+from stagewire.client.core.events import Instruction, SendBroker
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.frontend import BrokerWelcome, ClientHello, ClientPing, HelloRefused
 from stagewire.wire.machine import Machine
+from stagewire.wire.note import Note
 from stagewire.wire.request import ReturnOffer
 
 PING_S = 1.0

@@ -19,7 +19,6 @@ from stagewire.client.core.events import (
     LinkDisconnected,
     LinkFaulty,
     LinkMessage,
-    Note,
     OfferBound,
     OfferFailed,
     SendBroker,
@@ -31,7 +30,7 @@ from stagewire.client.core.request_table import RequestTable
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.core.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
-from stagewire.wire.caches import Caches
+from stagewire.wire.cache_reports import Caches
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
@@ -49,6 +48,7 @@ from stagewire.wire.frontend import (
     RelayToClient,
     WhoAreYou,
 )
+from stagewire.wire.note import Note
 from stagewire.wire.returns import ReturnTokens, TailHello
 from stagewire.wire.snapshots import Snapshots
 from stagewire.wire.status import Status

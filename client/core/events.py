@@ -9,6 +9,7 @@ from typing import TypeAlias
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, ReturnOffer
 from stagewire.wire.returns import TokenLogprobs
 
@@ -223,14 +224,6 @@ class AnswerError:
     ticket: int
     code: ErrorCode
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """One line for the log: a life event and what belongs to it, as `key=value`."""
-
-    event: str
-    fields: str = ""
 
 
 Instruction: TypeAlias = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stagewire.client.core.broker_link import BrokerLink
 from stagewire.client.core.events import Answer, AnswerError, Ask, Instruction, SendBroker
-from stagewire.wire.caches import AskCaches, Caches
+from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerWelcome, Card, GetCard

@@ -16,7 +16,6 @@ from stagewire.client.core.events import (
     DeliverTokens,
     Instruction,
     Milestone,
-    Note,
     SendBroker,
 )
 from stagewire.client.core.requests import Request, RequestState, RequestTrigger
@@ -26,6 +25,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Accepted, Cancel, Dispatched, Ended, Generate, Refused
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending
 from stagewire.wire.returns import ReturnAction, ReturnControl, ReturnItem
 from stagewire.wire.tensor import TokenIds

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from stagewire.client.core.events import BindOffer, CloseSocket, Instruction, Note, SendBroker, SendLink
+from stagewire.client.core.events import BindOffer, CloseSocket, Instruction, SendBroker, SendLink
 from stagewire.client.core.return_pipeline import RELAY, Pipeline
 from stagewire.client.core.return_socket import ReturnSocket, SocketState
 from stagewire.wire.codec import Message, encode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import OfferReturn, RelayToTail
+from stagewire.wire.note import Note
 from stagewire.wire.request import ReturnOffer
 from stagewire.wire.returns import ReturnHello, ReturnNext, TailHello
 from stagewire.wire.tensor import Blob

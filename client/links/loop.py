@@ -16,25 +16,24 @@ from contextlib import suppress
 from itertools import count
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stagewire.client.core import events
 from stagewire.client.core.client_core import ClientCore
 from stagewire.client.delivery import Sink
-from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, NOTICE_DEAD_PEERS, ReturnSockets, try_send
+from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, ReturnSockets
 from stagewire.client.settings import ClientSettings
-from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import Message, decode, encode
+from stagewire.sockets.connection import WatchedSocket
+from stagewire.sockets.nonblocking import Outbox, received
+from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
 from stagewire.wire.frontend import Generate
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, Usage
 
 log = logging.getLogger("stagewire.client")
 
 _TICK_S, _IDLE_TICK_S = 0.025, 0.25
-_MAX_RECEIVES = 256
 _OUTBOX_LIMIT = 8192
-_HIGH_WATER_MARK = 1000
 _CLOSE_S = 2.0
 _MAX_POSTED = 100_000
 _CLOSED = "this client is closed"
@@ -137,26 +136,18 @@ class ClientLoop:
 
     def _open(self) -> None:
         self._poller = zmq.Poller()
-        self._broker = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.LINGER, 200),
+        options = (
             (zmq.IMMEDIATE, 1),  # what one broker was to get must not reach the next
             (zmq.IPV6, int("[" in self._settings.endpoint)),
-            (zmq.HANDSHAKE_IVL, 2000),
-            *NOTICE_DEAD_PEERS,
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.SNDHWM, _HIGH_WATER_MARK),
-            (zmq.RCVHWM, _HIGH_WATER_MARK),
             (zmq.RECONNECT_IVL, 50),
             (zmq.RECONNECT_IVL_MAX, 1000),
-        ):
-            self._broker.set(option, value)
-        self._monitor = self._broker.get_monitor_socket(_CONNECTED | zmq.EVENT_DISCONNECTED)
-        self._outbox = Outbox(_OUTBOX_LIMIT)
+        )
+        news, outbox = _CONNECTED | zmq.EVENT_DISCONNECTED, Outbox(_OUTBOX_LIMIT)
+        self._broker = WatchedSocket(self._context, zmq.DEALER, self._poller, options, news, outbox)
         self._pairs = ReturnSockets(self._context, self._poller, self._settings.return_host)
-        for socket in (self._broker, self._monitor, self._wake_out):
-            self._poller.register(socket, zmq.POLLIN)
-        self._broker.connect(self._settings.endpoint)
+        self._poller.register(self._wake_out, zmq.POLLIN)
+        self._broker.socket.connect(self._settings.endpoint)
 
     def _run(self) -> None:
         try:
@@ -173,13 +164,13 @@ class ClientLoop:
 
     def _turn(self) -> None:
         wait_s = _TICK_S if self._core.is_busy else _IDLE_TICK_S
-        is_full = bool(self._outbox) or self._pairs.has_pending
+        is_full = bool(self._broker.sending.outbox) or self._pairs.has_pending
         ready = dict(self._poller.poll(1 if is_full else int(1000 * wait_s)))
         for event in self._take_posted():
             self._handle(event)
-        if self._monitor in ready:
+        if self._broker.monitor in ready:
             self._watch()
-        if self._broker in ready:
+        if self._broker.socket in ready:
             self._read_broker()
         for event in self._pairs.receive(ready):
             self._handle(event)
@@ -196,21 +187,14 @@ class ClientLoop:
             return [*posted]
 
     def _watch(self) -> None:
-        while self._monitor.poll(0):
-            self._has_broker = recv_monitor_message(self._monitor)["event"] == _CONNECTED
-            self._outbox.clear()
+        for event, _ in self._broker.news():
+            self._has_broker = event == _CONNECTED
+            self._broker.sending.outbox.clear()
             self._handle(events.BrokerConnected() if self._has_broker else events.BrokerDisconnected())
 
     def _read_broker(self) -> None:
-        for _ in range(_MAX_RECEIVES):
-            try:
-                frames = self._broker.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            try:
-                self._handle(events.BrokerMessage(decode([frame.buffer for frame in frames])))
-            except ProtocolError as error:
-                self._handle(events.BrokerUnreadable(error.code, error.detail))
+        for frames in received(self._broker.socket):
+            self._handle(_event_of(frames))
 
     def _handle(self, event: events.Event) -> None:
         self._perform(self._core.handle(event, time.monotonic()))
@@ -234,19 +218,17 @@ class ClientLoop:
                 return self._pairs.send(generation, message, time.monotonic())
             case events.Answer() | events.AnswerError():
                 self._answer(instruction)
-            case events.Note(event, fields):
-                log.info("event=%s %s", event, fields)
+            case Note():
+                instruction.write(log)
             case _:
                 self._deliver(instruction)
         return None
 
     def _send_broker(self, message: Message) -> None:
         """Losing it is no harm: whatever matters is repeated by a timer, and after every welcome."""
-        now = time.monotonic()
-        if self._has_broker and not self._outbox.put(encode(message), now):
+        if self._has_broker and not self._broker.sending.put(encode(message), time.monotonic()):
             self._num_dropped += 1
             log.warning("event=outbox_full dropped=%s message=%s", self._num_dropped, type(message).__name__)
-        self._outbox.flush(lambda frames: try_send(self._broker, frames), now)
 
     def _deliver(self, instruction: events.DeliverTokens | events.DeliverMilestone | events.DeliverEnding) -> None:
         sink = self._sinks.get(instruction.request_id)
@@ -273,7 +255,7 @@ class ClientLoop:
             future.set_exception(StagewireError(answer.detail, answer.code))
 
     def _flush(self, now: float) -> None:
-        self._outbox.flush(lambda frames: try_send(self._broker, frames), now)
+        self._broker.sending.flush(now)
         self._pairs.flush(now)
 
     def _shut(self) -> None:
@@ -288,9 +270,14 @@ class ClientLoop:
             if future.set_running_or_notify_cancel():
                 future.set_exception(StagewireError(_CLOSED, ErrorCode.UNREACHABLE))
         self._pairs.close_all()
-        self._broker.disable_monitor()
-        self._monitor.close(linger=0)
-        self._broker.close()
+        self._broker.close(linger_ms=200)
         self._wake_in.close()
         self._wake_out.close()
         self._context.term()
+
+
+def _event_of(frames: Frames) -> events.Event:
+    try:
+        return events.BrokerMessage(decode(frames))
+    except ProtocolError as error:
+        return events.BrokerUnreadable(error.code, error.detail)

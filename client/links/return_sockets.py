@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stagewire.client.core.events import (
     Event,
@@ -18,22 +17,12 @@ from stagewire.client.core.events import (
     OfferBound,
     OfferFailed,
 )
-from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import Frame, Message, decode, encode
+from stagewire.sockets.connection import WatchedSocket
+from stagewire.sockets.nonblocking import Outbox, Ready, received
+from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.request import ReturnOffer
 
-Socket = zmq.Socket[bytes]
-NOTICE_DEAD_PEERS = (
-    (zmq.TCP_KEEPALIVE, 1),
-    (zmq.TCP_KEEPALIVE_IDLE, 2),
-    (zmq.TCP_KEEPALIVE_INTVL, 1),
-    (zmq.TCP_KEEPALIVE_CNT, 2),
-    (zmq.TCP_MAXRT, 4000),
-)
-"""The kernel's means, and not ZMTP heartbeats: where those are on, libzmq 4.3.5 aborts the process when a peer
-leaves while it is not being read, as a second peer never is (`!_io_error` in stream_engine_base.cpp)."""
-_HIGH_WATER_MARK = 1000
 _OUTBOX_LIMIT = 4096
 _MAX_RECEIVES = 64
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -66,57 +55,40 @@ class Connections:
             self.is_over |= not self.is_connected or self.peer in (None, descriptor)
 
 
-@dataclass(slots=True)
-class _Bound:
-    socket: Socket
-    monitor: Socket
-    outbox: Outbox
-    connections: Connections = field(default_factory=Connections)
+class _Bound(WatchedSocket):
+    """One return endpoint, and what its monitor has told."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, host: str) -> None:
+        options = ((zmq.LINGER, 0), (zmq.IPV6, int(":" in host)), (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES))
+        super().__init__(context, zmq.PAIR, poller, options, _EVENTS, Outbox(_OUTBOX_LIMIT))
+        self.connections = Connections()
 
 
 class ReturnSockets:
     """All bound return endpoints of one client, by generation."""
 
-    def __init__(self, context: zmq.Context[Socket], poller: zmq.Poller, host: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller, host: str) -> None:
         self._context, self._poller = context, poller
         self._host = f"[{host}]" if ":" in host else host
         self._bound: dict[int, _Bound] = {}
 
     def bind(self, generation: int) -> Event:
         """Bind a fresh endpoint on a free port."""
-        socket = self._context.socket(zmq.PAIR)
+        bound = _Bound(self._context, self._poller, self._host)
         try:
-            for option, value in (
-                (zmq.LINGER, 0),
-                (zmq.IPV6, int(":" in self._host)),
-                (zmq.HANDSHAKE_IVL, 2000),
-                *NOTICE_DEAD_PEERS,
-                (zmq.SNDHWM, _HIGH_WATER_MARK),
-                (zmq.RCVHWM, _HIGH_WATER_MARK),
-                (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            ):
-                socket.set(option, value)
-            socket.bind(f"tcp://{self._host}:*")
+            bound.socket.bind(f"tcp://{self._host}:*")
         except zmq.ZMQError as error:
-            socket.close(linger=0)
+            bound.close()
             return OfferFailed(generation, f"cannot bind an endpoint on {self._host}: {error.strerror}")
-        monitor = socket.get_monitor_socket(_EVENTS)
-        self._bound[generation] = _Bound(socket, monitor, Outbox(_OUTBOX_LIMIT))
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
-        endpoint = socket.get_string(zmq.LAST_ENDPOINT)
+        self._bound[generation] = bound
+        endpoint = bound.socket.get_string(zmq.LAST_ENDPOINT)
         return OfferBound(ReturnOffer(endpoint, secrets.token_bytes(16), generation))
 
     def close(self, generation: int) -> None:
         """Throw a socket away; unknown generations are ignored."""
         bound = self._bound.pop(generation, None)
-        if bound is None:
-            return
-        self._poller.unregister(bound.socket)
-        self._poller.unregister(bound.monitor)
-        bound.socket.disable_monitor()
-        bound.monitor.close(linger=0)
-        bound.socket.close(linger=0)
+        if bound is not None:
+            bound.close()
 
     def close_all(self) -> None:
         for generation in [*self._bound]:
@@ -125,34 +97,32 @@ class ReturnSockets:
     def send(self, generation: int, message: Message, now: float) -> Event | None:
         """Queue a message; the event of a peer that does not read, or None."""
         bound = self._bound.get(generation)
-        if bound is None:
+        if bound is None or bound.sending.put(encode(message), now):
             return None
-        if not bound.outbox.put(encode(message), now):
-            self.close(generation)
-            return LinkFaulty(generation, "the tail does not read")
-        bound.outbox.flush(lambda frames: try_send(bound.socket, frames), now)
-        return None
+        self.close(generation)
+        return LinkFaulty(generation, "the tail does not read")
 
     def flush(self, now: float) -> None:
         for bound in self._bound.values():
-            if bound.outbox:
-                bound.outbox.flush(lambda frames, bound=bound: try_send(bound.socket, frames), now)  # type: ignore[misc]
+            bound.sending.flush(now)
 
     @property
     def has_pending(self) -> bool:
-        return any(bound.outbox for bound in self._bound.values())
+        return any(bound.sending.outbox for bound in self._bound.values())
 
-    def receive(self, ready: dict[Socket, int]) -> Iterator[Event]:
+    def receive(self, ready: Ready) -> Iterator[Event]:
         """What has arrived: a connection before its messages, messages before its end."""
         for generation, bound in [*self._bound.items()]:
             if bound.monitor not in ready and bound.socket not in ready:
                 continue
             connections = bound.connections
-            was_connected = connections.is_connected
-            # Also when only the socket is ready: its connection was reported before its first message.
-            _watch(bound.monitor, connections)
-            if connections.is_connected and not was_connected:
-                yield LinkConnected(generation)
+            if bound.monitor in ready or not connections.is_connected:
+                was_connected = connections.is_connected
+                # Also when only the socket is ready: its connection was reported before its first message.
+                for event, descriptor in bound.news():
+                    connections.take(event, descriptor)
+                if connections.is_connected and not was_connected:
+                    yield LinkConnected(generation)
             if bound.socket in ready or connections.is_over:
                 yield from self._read(generation, bound)
             if connections.is_over and generation in self._bound:
@@ -160,30 +130,14 @@ class ReturnSockets:
                 yield LinkDisconnected(generation)
 
     def _read(self, generation: int, bound: _Bound) -> Iterator[Event]:
-        for _ in range(_MAX_RECEIVES):
-            if generation not in self._bound:
-                return
-            try:
-                frames = bound.socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            try:
-                yield LinkMessage(generation, decode([frame.buffer for frame in frames]))
-            except ProtocolError as error:
-                yield LinkFaulty(generation, error.detail)
+        if generation not in self._bound:
+            return
+        for frames in received(bound.socket, _MAX_RECEIVES):
+            yield _event_of(generation, frames)
 
 
-def _watch(monitor: Socket, connections: Connections) -> None:
-    """Take all events that wait at a monitor."""
-    while monitor.poll(0):
-        message = recv_monitor_message(monitor)
-        connections.take(int(message["event"]), int(message["value"]))
-
-
-def try_send(socket: Socket, frames: list[Frame]) -> bool:
-    """Send without waiting; False when the socket takes nothing now."""
+def _event_of(generation: int, frames: Frames) -> Event:
     try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return False
-    return True
+        return LinkMessage(generation, decode(frames))
+    except ProtocolError as error:
+        return LinkFaulty(generation, error.detail)

@@ -16,7 +16,7 @@ from stagewire.stage.files.block_file import StoredBlock, block_name
 from stagewire.stage.files.disk_tier import DiskTier
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES, Entry, chain_hash
 from stagewire.stage.kv.store import KvStore
-from stagewire.wire.caches import DiskCounts
+from stagewire.wire.cache_reports import DiskCounts
 
 _BLOCKS_PER_TURN = 8
 _CLOSE_S = 5.0
@@ -40,7 +40,7 @@ class DiskCache:
         tier = self.tier
         return DiskCounts(tier.num_written, tier.num_dropped, tier.num_failed, tier.num_read, tier.num_set_aside)
 
-    def reach(self, token_ids: Sequence[int]) -> tuple[int, int]:
+    def file_lookup(self, token_ids: Sequence[int]) -> tuple[int, int]:
         """How many of these tokens, in full blocks, the memory holds, and how many with the files behind them."""
         store, tokens = self._store, np.array(token_ids, np.int32)
         chain, num_held = store.cache.chain(tokens)
@@ -61,7 +61,7 @@ class DiskCache:
             if not self.has_work:
                 return
             before, entry = self._waiting.popleft()
-            if self._store.cache.is_published(entry):
+            if self._store.cache.is_inserted(entry):
                 # Nobody writes to a keyed block, so what is read now is what was computed then.
                 content = self._operators.read_block(entry.block)
                 stored = StoredBlock(entry.numerics, before, entry.chain, entry.depth, entry.token_bytes, content)

@@ -27,7 +27,8 @@ class FileWorker:
 
     def __init__(self, runner: FileRunner, read_block: Callable[[int], bytes]) -> None:
         self._runner, self._read_block = runner, read_block
-        self._copying: deque[tuple[WritePart, list[bytes]]] = deque()
+        self.copying: deque[tuple[WritePart, list[bytes]]] = deque()
+        """What `pump` has to do."""
         self._jobs: queue.Queue[_Work | None] = queue.Queue(_MAX_JOBS)
         self._done: queue.SimpleQueue[JobDone] = queue.SimpleQueue()
         self.wake, self._waker = socket.socketpair()
@@ -36,29 +37,22 @@ class FileWorker:
         self._thread = threading.Thread(target=self._run_all, name="files", daemon=True)
         self._thread.start()
 
-    @property
-    def has_work(self) -> bool:
-        """Whether `pump` has something to do."""
-        return bool(self._copying)
-
     def submit(self, job: FileJob) -> None:
         """Have it done some time; one too many fails at once."""
-        if isinstance(job, WritePart) and len(self._copying) < _MAX_JOBS:
-            self._copying.append((job, []))
+        if isinstance(job, WritePart) and len(self.copying) < _MAX_JOBS:
+            self.copying.append((job, []))
         elif isinstance(job, WritePart):
             self._refuse(job)
         else:
             self._put(job, ())
 
     def pump(self) -> None:
-        """Copy a few blocks that are to be written."""
-        if not self._copying:
-            return
-        job, contents = self._copying[0]
+        """Copy a few blocks that are to be written; there are some."""
+        job, contents = self.copying[0]
         for block in job.blocks[len(contents) : len(contents) + _BLOCKS_PER_TURN]:
             contents.append(self._read_block(block))
         if len(contents) == len(job.blocks):
-            self._copying.popleft()
+            self.copying.popleft()
             self._put(job, tuple(contents))
 
     def _put(self, job: FileJob, contents: tuple[bytes, ...]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
-from stagewire.stage.head.file_waits import FileWait, HeadFiles, Reach, reach_nothing
+from stagewire.stage.head.file_waits import FileLookup, FileWait, HeadFiles, no_files
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.head.request_check import RequestCheck
 from stagewire.stage.head.snapshot_desk import SnapshotDesk
@@ -18,7 +18,7 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup, no_lookup
-from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, Reading, RingClock
+from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, ReadTime, RingClock
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
@@ -52,7 +52,7 @@ class Sources:
 
     model: str = ""
     lookup: Lookup = no_lookup
-    reach: Reach = reach_nothing
+    file_lookup: FileLookup = no_files
 
 
 class HeadCore:
@@ -71,7 +71,7 @@ class HeadCore:
         self._measures.begin_epoch()
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
         self._clock = RingClock()
-        self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.reach)
+        self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.file_lookup)
         self.snapshots = SnapshotDesk(
             epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
         )  # fmt: skip
@@ -119,12 +119,12 @@ class HeadCore:
         self._measures.launched(step, self.scheduler.num_preemptions, now)
         return self._clock.launched(step, now)
 
-    def handle(self, message: HeadInput, now: float, reading: Reading = NO_TIME) -> list[HeadOutput]:
+    def handle(self, message: HeadInput, now: float, read_time: ReadTime = NO_TIME) -> list[HeadOutput]:
         """Apply one message; returns what the broker must be told."""
         if isinstance(message, StartRequest):
             return self._start(message, now)
         if isinstance(message, StepResult):
-            round_trip = self._clock.returned(message.step_id, message.timings, now, reading)
+            round_trip = self._clock.returned(message.step_id, message.timings, now, read_time)
             self._measures.completed(message, round_trip, now)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
@@ -193,7 +193,7 @@ class HeadCore:
         self._by_request[request.request_id] = sequence
         self.scheduler.add(sequence)
         if sequence.token_ids:
-            self.snapshots.wish(sequence)
+            self.snapshots.reserve(sequence)
             self._files.fetch(sequence, now)
         return sequence
 
@@ -233,7 +233,7 @@ class HeadCore:
             return
         sequence.request, sequence.token_ids = request, request.prompt_token_ids.to_list()
         sequence.num_prompt_tokens = len(sequence.token_ids)
-        self.snapshots.wish(sequence)
+        self.snapshots.reserve(sequence)
         self.snapshots.order_import(sequence, done.job.name, done.manifest, now)
 
     def _end_wait(self, wait: FileWait, now: float) -> list[HeadOutput]:

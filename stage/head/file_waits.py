@@ -12,7 +12,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.ring import FileAction, FileDone, FileOrder
 from stagewire.wire.tensor import TokenIds
 
-Reach = Callable[[Sequence[int]], tuple[int, int]]
+FileLookup = Callable[[Sequence[int]], tuple[int, int]]
 """How many of the first tokens the head's own stage holds in full blocks, and how many with its files behind them."""
 
 _FEWEST_FETCHED_TOKENS = 16
@@ -26,7 +26,7 @@ _FETCH_PAUSE_S = 30.0
 _FILE_S = 60.0
 
 
-def reach_nothing(_token_ids: Sequence[int]) -> tuple[int, int]:
+def no_files(_token_ids: Sequence[int]) -> tuple[int, int]:
     """There are no files."""
     return 0, 0
 
@@ -54,8 +54,8 @@ class FileWait:
 class HeadFiles:
     """Open orders of one pipeline epoch, one for a sequence at a time."""
 
-    def __init__(self, scheduler: Scheduler, num_stages: int, reach: Reach) -> None:
-        self._scheduler, self._num_stages, self._reach = scheduler, num_stages, reach
+    def __init__(self, scheduler: Scheduler, num_stages: int, file_lookup: FileLookup) -> None:
+        self._scheduler, self._num_stages, self._file_lookup = scheduler, num_stages, file_lookup
         self._waits: dict[int, FileWait] = {}
         self._fetch_again_at = float("-inf")
 
@@ -68,7 +68,7 @@ class HeadFiles:
         """If files hold more of a new sequence's tokens than memory does, it waits until they are read."""
         if not self.has_room or now < self._fetch_again_at:
             return
-        num_held, num_reached = self._reach(sequence.token_ids)
+        num_held, num_reached = self._file_lookup(sequence.token_ids)
         if num_reached - num_held >= _FEWEST_FETCHED_TOKENS:
             sequence.is_fetching = sequence.has_files = True
             token_ids = TokenIds.of(sequence.token_ids)

@@ -57,14 +57,14 @@ class SnapshotDesk:
 
     # --- making ---
 
-    def wish(self, sequence: Sequence) -> None:
+    def reserve(self, sequence: Sequence) -> None:
         """From now on the blocks that the sequence's request wants kept are spoken for."""
         request = sequence.request
         if request.snapshot is not None:
             num_tokens = request.snapshot.num_tokens or sequence.num_prompt_tokens
             token_ids = sequence.token_ids[:num_tokens]
             snapshot = Snapshot(self._new_seq_id(), request.client_id, request.snapshot.name, token_ids)
-            self._scheduler.snapshots.wish(snapshot, sequence)
+            self._scheduler.snapshots.reserve(snapshot, sequence)
 
     def num_pinned(self, request: StartRequest) -> int:
         """Blocks that snapshots hold once this request's is among them."""

@@ -6,9 +6,9 @@ until the pool needs the block. Which block is taken next is a pure function of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from stagewire.stage.kv.prefix_index import Entry, PrefixIndex
+from stagewire.stage.kv.prefix_index import TOKEN_BYTES, Entry, PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class OutOfBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class MissingTokens:
     """The sequence holds only `length` tokens, fewer than the position to write at; nothing was changed."""
 
     length: int
@@ -32,6 +32,26 @@ class Copy:
 
     source: int
     target: int
+
+
+@dataclass(slots=True)
+class HeldSequence:
+    """`entries` are the keyed ones of its leading full blocks.
+
+    `prompt_end` is where its last prefill ended, until that is published; rows from `decoded_from` on were
+    computed by decode. `is_cut`: the last block goes on behind the end, in a sequence that keys it as a full one.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    token_bytes: bytearray = field(default_factory=bytearray)
+    entries: list[Entry] = field(default_factory=list)
+    prompt_end: int = 0
+    decoded_from: int | None = None
+    is_cut: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.token_bytes) // TOKEN_BYTES
 
 
 class BlockPool:
@@ -56,7 +76,7 @@ class BlockPool:
     def limit(self, capacity: int, max_resting: int) -> None:
         """Change the limits; what rests beyond them is given up."""
         self.capacity, self._max_resting = capacity, max_resting
-        while self._index.num_resting > min(max_resting, self.num_free):
+        while self._index.num_evictable > min(max_resting, self.num_free):
             self._evict()
 
     def take(self) -> int:
@@ -64,7 +84,7 @@ class BlockPool:
 
         The caller has looked at `num_free`.
         """
-        if not self._free or self._num_used + self._index.num_resting >= self.capacity:
+        if not self._free or self._num_used + self._index.num_evictable >= self.capacity:
             self._evict()
         block = self._free.pop()
         self._references[block] = 1
@@ -89,7 +109,7 @@ class BlockPool:
             self._free.append(block)
             return
         self._index.rest(block)
-        if self._index.num_resting > self._max_resting:
+        if self._index.num_evictable > self._max_resting:
             self._evict()
 
     def has_one_owner(self, block: int) -> bool:
@@ -97,7 +117,7 @@ class BlockPool:
 
     def evict_all(self) -> None:
         """Forget all that rests."""
-        while self._index.num_resting:
+        while self._index.num_evictable:
             self._evict()
 
     def _evict(self) -> None:
@@ -113,7 +133,7 @@ class BlockPool:
         for block in (block for blocks in block_lists for block in blocks):
             counts[block] += 1
         assert counts == self._references
-        resting = self._index.resting_blocks()
+        resting = self._index.evictable_blocks()
         assert sorted([*self._free, *resting]) == [block for block, count in enumerate(counts) if count == 0]
         assert self._num_used == sum(count > 0 for count in counts)
         assert self._num_used + len(resting) <= self.capacity

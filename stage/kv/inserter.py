@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from stagewire.stage.kv.blocks import BlockPool
+from stagewire.stage.kv.blocks import BlockPool, HeldSequence
 from stagewire.stage.kv.prefix_cache import PrefixCache
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES
-from stagewire.stage.kv.sequence import HeldSequence
 
 
-class Publisher:
+class PrefixInserter:
     """Keys the blocks of sequences of one stage. `is_row_exact`: rows that decode computes may be published too."""
 
     def __init__(self, cache: PrefixCache, pool: BlockPool, block_size: int) -> None:
         self._cache, self._pool, self._block_size = cache, pool, block_size
         self.is_row_exact = True
 
-    def publish(self, sequence: HeldSequence, num_tokens: int, is_prompt_done: bool) -> None:
+    def insert(self, sequence: HeldSequence, num_tokens: int, is_prompt_done: bool) -> None:
         """The first `num_tokens` are right: key their full blocks, and the partial one of a finished prompt."""
         if not self._cache.is_enabled:
             return
         if sequence.decoded_from is not None and not self.is_row_exact:
             num_tokens = min(num_tokens, sequence.decoded_from)
         while len(sequence.entries) < num_tokens // self._block_size:
-            if not self._publish_full(sequence, len(sequence.entries)):
+            if not self._insert_full(sequence, len(sequence.entries)):
                 return
         if is_prompt_done and 0 < sequence.prompt_end <= num_tokens:
-            self._publish_partial(sequence)
+            self._insert_partial(sequence)
             sequence.prompt_end = 0
 
-    def _publish_full(self, sequence: HeldSequence, depth: int) -> bool:
+    def _insert_full(self, sequence: HeldSequence, depth: int) -> bool:
         block, size = sequence.blocks[depth], self._block_size * TOKEN_BYTES
         token_bytes = bytes(sequence.token_bytes[depth * size : (depth + 1) * size])
         entry = self._cache.key(sequence.entries, token_bytes, block)
@@ -42,7 +41,7 @@ class Publisher:
         sequence.entries.append(entry)
         return True
 
-    def _publish_partial(self, sequence: HeldSequence) -> None:
+    def _insert_partial(self, sequence: HeldSequence) -> None:
         depth, size = sequence.prompt_end // self._block_size, self._block_size * TOKEN_BYTES
         token_bytes = bytes(sequence.token_bytes[depth * size : sequence.prompt_end * TOKEN_BYTES])
         if token_bytes and depth == len(sequence.entries) and not self._cache.is_keyed(sequence.blocks[depth]):

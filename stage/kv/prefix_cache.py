@@ -24,7 +24,8 @@ class PrefixCache:
     def __init__(self, index: PrefixIndex, block_size: int, block_bytes: int) -> None:
         self._index = index
         self._block_size, self._block_bytes = block_size, block_bytes
-        self._counted = NO_STATISTICS
+        self.counted = NO_STATISTICS
+        """Since the last `take_counted`."""
         self.num_missed_tokens = self.num_held_tokens = self.num_fetched_tokens = 0
         """Tokens that were asked for: not to be had; held in memory; read from files for whoever asked."""
         self.numerics = b""
@@ -88,7 +89,7 @@ class PrefixCache:
     def is_keyed(self, block: int) -> bool:
         return self._index.of_block(block) is not None
 
-    def is_published(self, entry: Entry) -> bool:
+    def is_inserted(self, entry: Entry) -> bool:
         """Whether its block still holds what it is keyed as."""
         return self._index.of_block(entry.block) is entry
 
@@ -120,12 +121,12 @@ class PrefixCache:
         )
 
     def _count(self, more: CacheStatistics) -> None:
-        self._counted = self._counted.plus(more)
+        self.counted = self.counted.plus(more)
 
     def _num_bytes(self, num_tokens: int) -> int:
         return num_tokens * self._block_bytes // self._block_size
 
     def take_counted(self) -> CacheStatistics:
-        """What has been counted since the last call."""
-        counted, self._counted = self._counted, NO_STATISTICS
+        """What has been counted since the last call; it begins anew."""
+        counted, self.counted = self.counted, NO_STATISTICS
         return counted

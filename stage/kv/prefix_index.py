@@ -32,7 +32,7 @@ class Entry:
     block: int
     depth: int
     last_use: int = 0
-    is_resting: bool = False
+    is_evictable: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -54,7 +54,7 @@ class PrefixIndex:
         self._entries: dict[bytes, Entry] = {}
         self._by_block: dict[int, Entry] = {}
         self._queue: list[tuple[tuple[int, int, bytes], int]] = []
-        self.num_resting = 0
+        self.num_evictable = 0
         self.num_errors = 0
         self.step = 0
         """What `last_use` is set to; the caller counts it up."""
@@ -83,8 +83,8 @@ class PrefixIndex:
 
     def remove(self, entry: Entry) -> None:
         """Forget a block's key."""
-        if entry.is_resting:
-            self._leave_rest(entry)
+        if entry.is_evictable:
+            self._leave_evictable(entry)
         del self._entries[entry.numerics + entry.chain]
         del self._by_block[entry.block]
 
@@ -93,35 +93,35 @@ class PrefixIndex:
     def rest(self, block: int) -> None:
         """The last reference to a keyed block has gone."""
         entry = self._by_block[block]
-        entry.is_resting, entry.last_use = True, self.step
-        self.num_resting += 1
-        if len(self._queue) > 2 * self.num_resting + _MIN_STALE:
+        entry.is_evictable, entry.last_use = True, self.step
+        self.num_evictable += 1
+        if len(self._queue) > 2 * self.num_evictable + _MIN_STALE:
             # What was woken stays in the queue until it is met; here all of that goes at once.
-            live = [e for e in self._by_block.values() if e.is_resting and e is not entry]
+            live = [e for e in self._by_block.values() if e.is_evictable and e is not entry]
             self._queue = [(e.rank, e.block) for e in live]
             heapq.heapify(self._queue)
         heapq.heappush(self._queue, (entry.rank, block))
 
     def wake(self, block: int) -> None:
         """A resting block is referred to again."""
-        self._leave_rest(self._by_block[block])
+        self._leave_evictable(self._by_block[block])
 
     def oldest(self) -> Entry:
         """The resting block to give up first; there is one."""
         while True:
             rank, block = self._queue[0]
             entry = self._by_block.get(block)
-            if entry is not None and entry.is_resting and entry.rank == rank:
+            if entry is not None and entry.is_evictable and entry.rank == rank:
                 return entry
             heapq.heappop(self._queue)
 
-    def resting_blocks(self) -> list[int]:
-        return [entry.block for entry in self._by_block.values() if entry.is_resting]
+    def evictable_blocks(self) -> list[int]:
+        return [entry.block for entry in self._by_block.values() if entry.is_evictable]
 
     def chains(self, numerics: bytes) -> set[bytes]:
         """Chain hashes of all blocks keyed with `numerics`: which prefixes are held."""
         return {entry.chain for entry in self._entries.values() if entry.numerics == numerics}
 
-    def _leave_rest(self, entry: Entry) -> None:
-        entry.is_resting = False
-        self.num_resting -= 1
+    def _leave_evictable(self, entry: Entry) -> None:
+        entry.is_evictable = False
+        self.num_evictable -= 1

@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stagewire.stage.kv.blocks import Behind, BlockPool, Copy, OutOfBlocks
-from stagewire.stage.kv.inserter import Publisher
+from stagewire.stage.kv.blocks import BlockPool, Copy, HeldSequence, MissingTokens, OutOfBlocks
+from stagewire.stage.kv.inserter import PrefixInserter
 from stagewire.stage.kv.prefix_cache import PrefixCache, TokenArray
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES, PrefixIndex
-from stagewire.stage.kv.sequence import HeldSequence
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics
 
 
@@ -28,7 +27,7 @@ class KvStore:
         self.block_size, self.block_bytes = block_size, block_bytes
         self._sequences: dict[int, HeldSequence] = {}
         self._kept: list[int] = []
-        self._publisher = Publisher(self.cache, self._pool, block_size)
+        self._inserter = PrefixInserter(self.cache, self._pool, block_size)
         self._step_id: int | None = None
         self.statistics = NO_STATISTICS
         """What has happened since the start, as far as `take_statistics` has told it."""
@@ -48,7 +47,7 @@ class KvStore:
             self._truncate(self._sequences.pop(seq_id), 0)
         self._kept.clear()
         self.cache.use(numerics)
-        self.cache.is_enabled, self._publisher.is_row_exact = max_cached_blocks > 0, is_row_exact
+        self.cache.is_enabled, self._inserter.is_row_exact = max_cached_blocks > 0, is_row_exact
         self._pool.limit(num_blocks, max_cached_blocks)
         self._step_id = None
 
@@ -57,16 +56,15 @@ class KvStore:
         if step_id != self._step_id:
             self._step_id = step_id
             self._index.step += 1
-            self._publish_kept()
+            self._insert_kept()
 
     def take_statistics(self) -> CacheStatistics:
         """What has happened since the last call."""
         num_errors = self._index.num_errors - self.statistics.errors
         num_evicted = self._pool.num_evicted - self.statistics.evicted_blocks
-        counted = self.cache.take_counted()
-        if counted is NO_STATISTICS and not num_errors and not num_evicted:
+        if self.cache.counted is NO_STATISTICS and not num_errors and not num_evicted:
             return NO_STATISTICS
-        recent = replace(counted, errors=num_errors, evicted_blocks=num_evicted)
+        recent = replace(self.cache.take_counted(), errors=num_errors, evicted_blocks=num_evicted)
         self.statistics = self.statistics.plus(recent)
         return recent
 
@@ -95,7 +93,7 @@ class KvStore:
     @property
     def num_cached(self) -> int:
         """Blocks that rest in the cache."""
-        return self._index.num_resting
+        return self._index.num_evictable
 
     def prefixes(self) -> set[bytes]:
         """What this epoch can restore, in the same words on every stage."""
@@ -146,7 +144,7 @@ class KvStore:
 
     def append(
         self, seq_id: int, pos_start: int, token_ids: TokenArray, *, is_decode: bool = False, is_prompt: bool = True
-    ) -> OutOfBlocks | Behind | Copy | None:
+    ) -> OutOfBlocks | MissingTokens | Copy | None:
         """Make room for these tokens at `pos_start`; what lay at or after it is dropped, what lay before is right.
 
         So that becomes public now. Blocks that are keyed or shared are never written to: they are replaced, and
@@ -164,8 +162,9 @@ class KvStore:
         """
         sequence = self._sequences.get(seq_id) or HeldSequence()
         if sequence.length < pos_start:
-            return Behind(sequence.length)
-        self._publisher.publish(sequence, pos_start, is_prompt_done=is_decode)
+            return MissingTokens(sequence.length)
+        if len(sequence.entries) < pos_start // self.block_size or (is_decode and sequence.prompt_end):
+            self._inserter.insert(sequence, pos_start, is_prompt_done=is_decode)
         made = self._make_room(sequence, pos_start, len(token_ids))
         if isinstance(made, OutOfBlocks):
             return made
@@ -244,18 +243,18 @@ class KvStore:
         self.cache.count_restored(len(token_ids))
         return True
 
-    def _publish_kept(self) -> None:
+    def _insert_kept(self) -> None:
         for seq_id in self._kept:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
-                self._publisher.publish(sequence, sequence.length, is_prompt_done=True)
+                self._inserter.insert(sequence, sequence.length, is_prompt_done=True)
         self._kept.clear()
 
     def release(self, seq_id: int) -> None:
         """Give up all blocks of a sequence, whose tokens were right to the last; unknown ones are ignored."""
         sequence = self._sequences.pop(seq_id, None)
         if sequence is not None:
-            self._publisher.publish(sequence, sequence.length, is_prompt_done=True)
+            self._inserter.insert(sequence, sequence.length, is_prompt_done=True)
             self._truncate(sequence, 0)
 
     def clear(self) -> int:

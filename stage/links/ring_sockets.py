@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import zmq
 
-from stagewire.sockets.outbox import Outbox
-from stagewire.sockets.send_socket import SendSocket
+from stagewire.sockets.connection import HIGH_WATER_MARK
+from stagewire.sockets.nonblocking import Outbox, SendSocket
 from stagewire.stage.instructions import ConnectRing, SendHead, SendNext
 from stagewire.stage.settings import StageSettings
 from stagewire.wire.codec import Frame
 
-HIGH_WATER_MARK = 1000
 _OUTBOX_LIMIT = 4096
 Link = type[SendNext] | type[SendHead]
 

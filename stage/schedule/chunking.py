@@ -119,12 +119,12 @@ class ChunkBudget:
         slowest_s = max([timing.compute_s for timing in timings], default=0.0)
         if slowest_s <= 0:
             return
-        chunks = [piece for piece in slices if piece.phase is Phase.PREFILL]
-        num_decodes = sum(piece.phase in _DECODES for piece in slices)
+        chunks = [span for span in slices if span.phase is Phase.PREFILL]
+        num_decodes = sum(span.phase in _DECODES for span in slices)
         if not chunks and not num_decodes:
             return
         decode_s = self._decode_s.get(num_decodes)
-        chunk_s = sum(self.seconds(piece.num_tokens, piece.pos_start) for piece in chunks)
+        chunk_s = sum(self.seconds(span.num_tokens, span.pos_start) for span in chunks)
         if num_decodes and (not chunks or decode_s is None):
             # Seen for the first time, and not alone: decodes are what the chunks do not explain.
             self._decode_s.learn(num_decodes, max(slowest_s - chunk_s, slowest_s / 10))
@@ -132,6 +132,6 @@ class ChunkBudget:
         # The one pass over the weights, which all rows share, is in what decodes cost. Beside long decodes a short
         # chunk is learnt about slowly: most of what the step took too long is not its own.
         factor = slowest_s / (chunk_s + (decode_s or 0.0))
-        for piece in chunks:
-            position = piece.pos_start + piece.num_tokens // 2
+        for span in chunks:
+            position = span.pos_start + span.num_tokens // 2
             self._token_s.learn(position // _POSITIONS_PER_KEY, factor * self._seconds_per_token(position))

@@ -221,8 +221,8 @@ class Scheduler:
         keep = None
         if sequence.keep is not None:
             keep = self.snapshots.due(sequence, start + num_tokens, self.next_step_id, phase, source)
-        piece = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
-        builder.add(piece, sequence.token_ids[start : start + num_tokens])
+        span = Slice(sequence.seq_id, phase, start, num_tokens, samples, False, num_restored, keep, source)
+        builder.add(span, sequence.token_ids[start : start + num_tokens])
         sequence.num_scheduled += num_tokens
         sequence.last_step = self.next_step_id
         if samples:
@@ -240,8 +240,6 @@ class Scheduler:
             self.finish(sequence, SequenceFinish(sequence.seq_id, FinishReason.LENGTH))
         for finish in self._finishes:
             builder.announce(self._sequences[finish.seq_id])
-
-    # --- blocks ---
 
     def _has_place(self, builder: StepBuilder, sequence: Sequence) -> bool:
         """Whether it may run beside those that do. One alone always may.

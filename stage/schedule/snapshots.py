@@ -77,7 +77,7 @@ class Snapshots:
         ]
         return max(fitting, key=lambda one: one.num_tokens, default=None)
 
-    def wish(self, snapshot: Snapshot, sequence: Sequence) -> None:
+    def reserve(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """`sequence` will pass the place; from now on the blocks are spoken for."""
         self._by_id[snapshot.seq_id] = snapshot
         self.num_blocks += self.blocks_for(snapshot.num_tokens)

@@ -39,11 +39,11 @@ class StepBuilder:
             sequence.is_announced = True
             self.starts.append(sequence.start())
 
-    def add(self, piece: Slice, token_ids: Items[int]) -> None:
+    def add(self, span: Slice, token_ids: Items[int]) -> None:
         """One more slice with its tokens."""
-        self.slices.append(piece)
+        self.slices.append(span)
         self.token_ids.extend(token_ids)
-        self.taken.add(piece.seq_id)
+        self.taken.add(span.seq_id)
 
     def step(self, step_id: int, finishes: Items[SequenceFinish], orders: Items[FileOrder]) -> Step:
         """The step as it leaves the head."""

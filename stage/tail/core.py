@@ -12,7 +12,6 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.instructions import Note
 from stagewire.stage.tail.return_link import LinkInstruction, ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
@@ -22,6 +21,7 @@ from stagewire.wire.counters import TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import (
@@ -93,11 +93,11 @@ class TailCore:
         A restore's tokens are its prompt's, whether the stages hold them or not.
         """
         end = 0
-        for piece in step.slices:
-            end += piece.num_tokens
-            request = self._requests.get(piece.seq_id)
-            if request is not None and (piece.phase in RESTORES or not piece.missed):
-                num_new = min(piece.num_tokens, piece.pos_start + piece.num_tokens - request.num_tokens)
+        for span in step.slices:
+            end += span.num_tokens
+            request = self._requests.get(span.seq_id)
+            if request is not None and (span.phase in RESTORES or not span.missed):
+                num_new = min(span.num_tokens, span.pos_start + span.num_tokens - request.num_tokens)
                 if num_new > 0:
                     request.num_tokens += num_new
                     if request.counts.is_counting:
@@ -110,45 +110,45 @@ class TailCore:
         """
         rows = iter(() if logits is None else logits)
         draws: list[Draw] = []
-        for piece in step.slices:
-            row = self._kept_logits.get(piece.source or 0) if piece.phase is Phase.RESUME else None
-            if piece.has_logits:
+        for span in step.slices:
+            row = self._kept_logits.get(span.source or 0) if span.phase is Phase.RESUME else None
+            if span.has_logits:
                 row = next(rows)
-            if piece.keep and piece.keeps_end and row is not None:
-                self._kept_logits[piece.keep.seq_id] = row.copy()
-            if piece.sample and not piece.missed:
-                draws.append(self._draw_one(piece, row))
+            if span.keep and span.keeps_end and row is not None:
+                self._kept_logits[span.keep.seq_id] = row.copy()
+            if span.sample and not span.missed:
+                draws.append(self._draw_one(span, row))
         return draws
 
-    def _draw_one(self, piece: Slice, row: npt.NDArray[np.float32] | None) -> Draw:
-        request = self._requests.get(piece.seq_id)
+    def _draw_one(self, span: Slice, row: npt.NDArray[np.float32] | None) -> Draw:
+        request = self._requests.get(span.seq_id)
         if request is None:
-            return Draw(piece.seq_id, None)
+            return Draw(span.seq_id, None)
         if row is None:
-            return Draw(piece.seq_id, None, "the snapshot has no logits")
-        position = piece.pos_start + piece.num_tokens
+            return Draw(span.seq_id, None, "the snapshot has no logits")
+        position = span.pos_start + span.num_tokens
         try:
-            return Draw(piece.seq_id, sample(row, request.start.sampling, request.counts, position))
+            return Draw(span.seq_id, sample(row, request.start.sampling, request.counts, position))
         except InvalidLogits as error:
-            return Draw(piece.seq_id, None, error.detail)
+            return Draw(span.seq_id, None, error.detail)
         except Exception as error:  # noqa: BLE001  one sequence's parameters must not end the others' epoch
-            return Draw(piece.seq_id, None, f"sampling failed: {type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
+            return Draw(span.seq_id, None, f"sampling failed: {type(error).__name__}: {error}"[:MAX_DETAIL_CHARS])
 
     def record(
         self, step: Step, draws: Sequence[Draw], timings: tuple[StageTiming, ...], now: float
     ) -> tuple[StepResult, list[LinkInstruction | Note]]:
         """Book what `draw` gave: tokens and endings to the clients, the result to the head."""
         self._add_up(step, StepCost.of(timings), now)
-        for piece in step.slices:
-            if piece.keep and piece.seq_id in self._requests:
-                self._requests[piece.seq_id].num_kept = piece.keep.num_tokens
+        for span in step.slices:
+            if span.keep and span.seq_id in self._requests:
+                self._requests[span.seq_id].num_kept = span.keep.num_tokens
         items: dict[str, list[ReturnItem]] = {}
         results = [self._book_draw(draw, items) for draw in draws if draw.seq_id in self._requests]
         results += [self._book_finish(finish, items) for finish in step.finishes if finish.seq_id in self._requests]
         sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         lines, self._lines = self._lines, []
-        restored = [Restored(piece.seq_id, piece.num_restored) for piece in step.slices if piece.phase in RESTORES]
-        kept = [piece.keep.seq_id for piece in step.slices if piece.keep]
+        restored = [Restored(span.seq_id, span.num_restored) for span in step.slices if span.phase in RESTORES]
+        kept = [span.keep.seq_id for span in step.slices if span.keep]
         return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), [
             *sends,
             *lines,
@@ -160,18 +160,18 @@ class TailCore:
             account.wrote(cost)
         self._last_booked = []
         waits = {wait.seq_id: wait for wait in step.waits}
-        last = {piece.seq_id: piece for piece in step.slices}
-        for seq_id, piece in {piece.seq_id: piece for piece in reversed(step.slices)}.items():
+        last = {span.seq_id: span for span in step.slices}
+        for seq_id, span in {span.seq_id: span for span in reversed(step.slices)}.items():
             request = self._requests.get(seq_id)
             if request is None:
                 continue
             if request.num_cached is None:
-                request.num_cached = min(piece.num_restored, request.start.num_prompt_tokens)
+                request.num_cached = min(span.num_restored, request.start.num_prompt_tokens)
                 self._num_prompt += request.start.num_prompt_tokens
                 self._num_cached += request.num_cached
             if step.cache != NO_STATISTICS:
                 request.cache = request.cache.plus(step.cache)
-            request.time.step(piece, last[seq_id], waits.get(seq_id), cost, now)
+            request.time.step(span, last[seq_id], waits.get(seq_id), cost, now)
             self._last_booked.append(request.time)
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:

@@ -27,14 +27,19 @@ from stagewire.wire.timing import Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadTime:
     """How a message of the ring came in: read in `read_s`; before, `unread_s` at most, it lay at a busy stage."""
 
     read_s: float = 0.0
     unread_s: float = 0.0
 
 
-NO_TIME = Reading()
+def spent_s(timing: StageTiming) -> float:
+    """From when the stage began to read the step until it passed on what came of it."""
+    return timing.queue_s + timing.plan_s + timing.compute_s + timing.sample_s + timing.codec_s
+
+
+NO_TIME = ReadTime()
 """Nothing to speak of."""
 
 
@@ -57,7 +62,7 @@ class _Waiting:
     queue_s: float = 0.0
     paused_s: float = 0.0
     fetch_s: float = 0.0
-    reading: Reading = NO_TIME
+    read_time: ReadTime = NO_TIME
 
     def settle(self, now: float) -> None:
         """Book the time up to now."""
@@ -72,9 +77,9 @@ class _Waiting:
 
     def take(self, seq_id: int) -> Wait:
         """What it has waited; it begins anew."""
-        waits = (self.queue_s, self.paused_s, self.reading.read_s, self.reading.unread_s, self.fetch_s)
+        waits = (self.queue_s, self.paused_s, self.read_time.read_s, self.read_time.unread_s, self.fetch_s)
         wait = Wait(seq_id, *waits)
-        self.queue_s, self.paused_s, self.fetch_s, self.reading = 0.0, 0.0, 0.0, NO_TIME
+        self.queue_s, self.paused_s, self.fetch_s, self.read_time = 0.0, 0.0, 0.0, NO_TIME
         return wait
 
 
@@ -107,7 +112,7 @@ class RingClock:
 
     def launched(self, step: Step, now: float) -> Step:
         """A step begins: it is given what its sequences have waited."""
-        seq_ids = tuple(dict.fromkeys([piece.seq_id for piece in step.slices]))
+        seq_ids = tuple(dict.fromkeys([span.seq_id for span in step.slices]))
         self._steps[step.step_id] = now, seq_ids
         waits = tuple([self._leave(seq_id, now) for seq_id in seq_ids if seq_id in self._waiting])
         return replace(step, waits=waits) if waits else step
@@ -119,7 +124,7 @@ class RingClock:
         return waiting.take(seq_id)
 
     def returned(
-        self, step_id: int, timings: Iterable[StageTiming], now: float, reading: Reading = NO_TIME
+        self, step_id: int, timings: Iterable[StageTiming], now: float, read_time: ReadTime = NO_TIME
     ) -> RoundTrip | None:
         """A step's result was read; None if its launch is not known."""
         launched = self._steps.pop(step_id, None)
@@ -129,13 +134,13 @@ class RingClock:
         for seq_id in seq_ids:
             if waiting := self._waiting.get(seq_id):
                 waiting.num_in_flight -= 1
-                waiting.since, waiting.reading = now, reading
-        return self._round_trip(now - launched_at, timings, reading)
+                waiting.since, waiting.read_time = now, read_time
+        return self._round_trip(now - launched_at, timings, read_time)
 
     @staticmethod
-    def _round_trip(total_s: float, timings: Iterable[StageTiming], reading: Reading) -> RoundTrip:
+    def _round_trip(total_s: float, timings: Iterable[StageTiming], read_time: ReadTime) -> RoundTrip:
         # What may have lain unread is not the network's, as far as the round trip has time for it.
-        known_s = reading.read_s + reading.unread_s + sum([timing.total_s + timing.unread_s for timing in timings])
+        known_s = read_time.read_s + read_time.unread_s + sum([spent_s(timing) + timing.unread_s for timing in timings])
         return RoundTrip(total_s, max(0.0, total_s - known_s))
 
 

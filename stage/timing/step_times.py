@@ -15,12 +15,12 @@ from stagewire.monitoring.metrics import (
     STEP_SEQUENCES,
     STEP_TOKENS,
 )
-from stagewire.sockets.poll_until import Ready, poll_until
+from stagewire.sockets.nonblocking import Ready, poll_until
 from stagewire.stage.compute.operators import Batch
 from stagewire.stage.executor import Plan
 from stagewire.stage.kv.store import KvStore
-from stagewire.stage.stage_epoch import Assembly, TakenStep
-from stagewire.stage.timing.head_times import HeadMeasures, Reading
+from stagewire.stage.stage_epoch import StageEpoch, TakenStep
+from stagewire.stage.timing.head_times import HeadMeasures, ReadTime
 from stagewire.wire.codec import Frames
 from stagewire.wire.counters import StageCounters
 from stagewire.wire.request import StageTiming
@@ -48,9 +48,9 @@ class LoopClock:
         self._polled_at = now
         return ready
 
-    def reading(self, read_s: float) -> Reading:
+    def read_time(self, read_s: float) -> ReadTime:
         """How a message of the ring came in that was turned from frames in `read_s`."""
-        return Reading(read_s, self._unread_s)
+        return ReadTime(read_s, self._unread_s)
 
     def timing(self, stage_index: int, begun: float, planned: float, computed: float, sampled: float) -> StageTiming:
         """Of a step, from when it was begun; what writing the last one took goes with it."""
@@ -112,7 +112,7 @@ class StageMeasures:
             self._count_restores(taken.step, plan, "direct_hit" if is_tail else "forward_hit")
 
     def _count_rows(self, batch: Batch, slices: Sequence[Slice], compute_s: float) -> None:
-        num_prefill = sum([piece.num_rows for piece in slices if piece.phase is Phase.PREFILL])
+        num_prefill = sum([span.num_rows for span in slices if span.phase is Phase.PREFILL])
         self.num_prefill_tokens += num_prefill
         self.num_decode_tokens += batch.num_rows - num_prefill
         phase = "decode" if not num_prefill else "mixed" if batch.num_rows > num_prefill else "prefill"
@@ -126,7 +126,7 @@ class StageMeasures:
                 self.restores[hit] += not new.missed and new.num_restored == old.num_restored
         self.restores["direct_miss"] += len(plan.misses)
 
-    def counters(self, store: KvStore, assembly: Assembly | None) -> StageCounters:
+    def counters(self, store: KvStore, stage_epoch: StageEpoch | None) -> StageCounters:
         """All of it by now, with what the stage holds and what its pipeline counts."""
         forward_s = self.forward_s
         return StageCounters(
@@ -140,9 +140,9 @@ class StageMeasures:
             plan_s=self.plan_s,
             sample_s=self.sample_s.total,
             codec_s=self.sent.codec_s.total + self.received.codec_s.total,
-            num_queued_steps=assembly.num_queued_steps if assembly else 0,
+            num_queued_steps=stage_epoch.num_queued_steps if stage_epoch else 0,
             num_used_blocks=store.num_used,
             num_cached_blocks=store.num_cached,
-            head=assembly.head.counters() if assembly and assembly.head else None,
-            tail=assembly.tail.counters() if assembly and assembly.tail else None,
+            head=stage_epoch.head.counters() if stage_epoch and stage_epoch.head else None,
+            tail=stage_epoch.tail.counters() if stage_epoch and stage_epoch.tail else None,
         )

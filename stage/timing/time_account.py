@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from stagewire.stage.timing.head_times import spent_s
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import RESTORES, Phase, Slice
 from stagewire.wire.timing import RequestTiming, Wait
@@ -64,7 +65,7 @@ class StepCost:
     def of(cls, timings: tuple[StageTiming, ...]) -> StepCost:
         known_s = plan_s = sample_s = codec_s = queue_s = unread_s = written_s = 0.0
         for timing in timings:
-            known_s += timing.total_s
+            known_s += spent_s(timing)
             plan_s += timing.plan_s
             sample_s += timing.sample_s
             codec_s += timing.codec_s

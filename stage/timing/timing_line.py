@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagewire.stage.instructions import Note
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending
 from stagewire.wire.ring import SequenceStart
 from stagewire.wire.timing import RequestTiming

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.machine import processor_of
+from bench.record import Machine, read_machines
 
 CASES = {
     "amd-epyc-zen-4": ("AuthenticAMD", "25", "AMD EPYC", "avx2 avx512f avx512_vnni"),
@@ -25,9 +26,17 @@ def test_a_processor_is_told_by_family_and_flags(slug: str) -> None:
     assert processor_of(text, "x86_64").slug == slug
 
 
-def test_the_description_keeps_the_name_and_says_the_generation() -> None:
-    text = "vendor_id : AuthenticAMD\ncpu family : 25\nmodel name : AMD EPYC\nflags : avx2 avx512f\n"
-    assert processor_of(text, "x86_64").description == "AMD EPYC (Zen 4)"
+KEPT = [machine for machine in read_machines() if machine.slug in CASES]
+
+
+@pytest.mark.parametrize("machine", KEPT, ids=lambda machine: machine.slug)
+def test_what_was_measured_lies_where_its_processor_is_looked_for(machine: Machine) -> None:
+    """Else a new row would not join the others, or replace them all."""
+    vendor, family, name, flags = CASES[machine.slug]
+    text = f"vendor_id : {vendor}\ncpu family : {family}\nmodel name : {name}\nflags : {flags}\n"
+    processor = processor_of(text, "x86_64")
+    assert processor.slug == machine.slug
+    assert machine.results.machine.startswith(f"{processor.name}, ")
 
 
 def test_a_processor_without_a_name_is_its_architecture() -> None:

@@ -131,7 +131,7 @@ def test_replicas_become_two_pipelines_and_load_is_spread(broker: CheckedCore) -
 
 def test_a_request_is_accepted_pushed_acknowledged_and_ended_by_the_tail(serving: CheckedCore) -> None:
     assert serving.ask("c", "r1") == [
-        KeepPayload("r1"),
+        KeepPayload("r1", "tokens of r1"),
         *to_client("c", Accepted("r1", 42)),
         start("r1", with_offer=1),
     ]

@@ -6,7 +6,7 @@ import pytest
 from support.broker_world import FIRST, LAST, CheckedCore, client_peer, stage_peer
 
 from stagewire.broker.events import Send
-from stagewire.wire.caches import AskCache, AskCaches, CacheReport, Caches, StageCache
+from stagewire.wire.cache_reports import AskCache, AskCaches, CacheReport, Caches, StageCache
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import CacheStatistics
 from stagewire.wire.snapshots import (

@@ -10,7 +10,7 @@ from support.broker_world import FIRST, LAST, TICK_S, CheckedCore, client_peer
 
 from stagewire.broker.events import Unreadable
 from stagewire.broker.measures import LOST_MEMORY_S
-from stagewire.broker.pool import defect_of
+from stagewire.broker.registration import defect_of
 from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.watch import broker_samples, targets, watch
 from stagewire.monitoring.distribution import Distribution

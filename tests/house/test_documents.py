@@ -11,7 +11,7 @@ import pytest
 from stagewire.cli.main import COMMANDS, parsed
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def typed_commands() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from stagewire.model.catalogue import CATALOGUE, Entry, resolve
-from stagewire.wire.cache import cache_folder
+from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
@@ -175,7 +175,7 @@ def test_the_cache_is_where_the_user_says_and_else_where_caches_are(environment:
 
 @pytest.mark.processes
 def test_without_a_home_there_is_a_cache_all_the_same() -> None:
-    code = "from stagewire.wire.cache import cache_folder; print(cache_folder().is_absolute())"
+    code = "from stagewire.wire.cache_folder import cache_folder; print(cache_folder().is_absolute())"
     run = subprocess.run([sys.executable, "-c", code], env={}, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "True"
 

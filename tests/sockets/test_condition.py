@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagewire.sockets.condition import ConditionedLink, WireCondition
-from stagewire.sockets.outbox import Outbox
+from stagewire.sockets.nonblocking import Outbox
 from stagewire.wire.codec import Frame
 from stagewire.wire.errors import SettingsError
 

@@ -156,7 +156,7 @@ def test_the_tail_greets_as_soon_as_the_connection_stands(context: Context, tail
     client.send_multipart(encode(ReturnHello(1, b"tail", None)))
     event = tail.wait()
     assert isinstance(event, LinkFrames)
-    assert decode([frame.buffer for frame in event.frames]) == ReturnHello(1, b"tail", None)
+    assert decode(event.frames) == ReturnHello(1, b"tail", None)
 
 
 def test_a_dial_that_nobody_answers_fails_and_is_not_repeated(tail: Tail) -> None:

@@ -1,4 +1,4 @@
-"""A stage as a state machine: registration, assembly, fences, and the ring through toy layers."""
+"""A stage as a state machine: registration, stage_epoch, fences, and the ring through toy layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stagewire.stage.instructions import (
 )
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
-from stagewire.wire.caches import AskCache, CacheReport
+from stagewire.wire.cache_reports import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.control import (
     Assemble,
@@ -131,7 +131,7 @@ def test_dissolving_is_always_acknowledged() -> None:
     assert core.handle_control(Dissolve(EPOCH), 0.1) == [CloseRing(), SendControl(Dissolved(EPOCH))]
     assert core.handle_control(Dissolve(EPOCH), 0.2) == [SendControl(Dissolved(EPOCH))]
     assert core.handle_control(assemble(), 0.3) == [SendControl(Dissolved(EPOCH))]
-    assert core.assembly is None
+    assert core.stage_epoch is None
 
 
 def test_a_broker_that_does_not_keep_the_assembly_ends_it() -> None:
@@ -162,7 +162,7 @@ def test_a_gap_ends_the_epoch_and_is_told_until_dissolved() -> None:
     assert feed(core, 3, start()) == []
     assert core.tick(0.5) == []
     assert core.tick(1.0) == [told]
-    assert core.assembly is not None and core.assembly.take(1.0) is None
+    assert core.stage_epoch is not None and core.stage_epoch.take(1.0) is None
 
 
 def test_a_repetition_that_is_ahead_is_a_gap_too() -> None:
@@ -200,16 +200,16 @@ def run_ring(cores: list[StageCore], operators: list[ToyOperators], rounds: int 
     out: list[Instruction] = []
     for _ in range(rounds):
         for index, core in enumerate(cores):
-            assembly = core.assembly
-            assert assembly is not None
-            taken = assembly.take(0.0)
+            stage_epoch = core.stage_epoch
+            assert stage_epoch is not None
+            taken = stage_epoch.take(0.0)
             if taken is None:
                 continue
-            sent = assembly.begin(taken.step, 0.0)
-            plan = assembly.executor.plan(taken.step)
+            sent = stage_epoch.begin(taken.step, 0.0)
+            plan = stage_epoch.executor.plan(taken.step)
             output = plan.compute(operators[index])
-            draws = assembly.draw(plan, output)
-            sent += assembly.finish(taken, plan, output, draws, StageTiming(9, 1, 0.5, 0.1, 0.0), 0.0)
+            draws = stage_epoch.draw(plan, output)
+            sent += stage_epoch.finish(taken, plan, output, draws, StageTiming(9, 1, 0.5, 0.1, 0.0), 0.0)
             for instruction in sent:
                 if isinstance(instruction, SendNext):
                     out += cores[index + 1].handle_ring(instruction.envelope, instruction.message, 0.0)

@@ -150,7 +150,7 @@ def test_a_miss_is_reported_by_the_first_that_misses_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "num_restored", "is_missed", "misses"),
+    ("span", "num_restored", "is_missed", "misses"),
     [
         # Ten tokens are held: all of a wish, what there is of one, and no more than an earlier stage had.
         (Slice(1, Phase.TRY_RESTORE, 0, 10, False, num_restored=10), 10, False, ()),
@@ -169,17 +169,17 @@ def test_a_miss_is_reported_by_the_first_that_misses_only() -> None:
     ],
 )
 def test_a_restore_takes_what_is_held_and_tells_the_next_stage(
-    piece: Slice, num_restored: int, is_missed: bool, misses: tuple[Miss, ...]
+    span: Slice, num_restored: int, is_missed: bool, misses: tuple[Miss, ...]
 ) -> None:
     """It shrinks to that; only of one that is whole and decodes is there a row."""
     store = new_store()
     store.append(999, 0, ids(10))
     assert store.keep(999, 50, 10)
     store.release(999)
-    plan = executor_of(store, 0).plan(step(piece))
-    assert plan.step.slices == (replace(piece, num_restored=num_restored, missed=is_missed),)
+    plan = executor_of(store, 0).plan(step(span))
+    assert plan.step.slices == (replace(span, num_restored=num_restored, missed=is_missed),)
     assert plan.misses == misses
-    has_row = piece.phase is Phase.TRY_RESTORE_DECODE and not is_missed
+    has_row = span.phase is Phase.TRY_RESTORE_DECODE and not is_missed
     assert store.length(1) == num_restored + has_row
     assert (rows_of(plan.batch) if has_row else plan.batch) == ([([10], 10, [0, 1, 3])] if has_row else None)
     store.check_invariants()
@@ -227,7 +227,7 @@ def test_what_was_read_from_files_continues_what_is_held(
     staged(executor, depth, token_ids)
     plan = executor.plan(step(Slice(1, Phase.TRY_RESTORE, 0, 11, False, num_restored=11), step_id=3))
     assert plan.writes == tuple(Write(block, bytes([byte]) * 40) for block, byte in written.items())
-    assert [piece.num_restored for piece in plan.step.slices] == [num_restored] and store.length(1) == num_restored
+    assert [span.num_restored for span in plan.step.slices] == [num_restored] and store.length(1) == num_restored
     assert plan.step.cache.fetched_tokens == num_restored - 8 and executor.files.num_staged == 0
     store.check_invariants()
 
@@ -250,7 +250,7 @@ def test_writes_come_before_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "span",
     [
         Slice(1, Phase.TRY_RESTORE_DECODE, 0, 1, True, num_restored=0),
         Slice(1, Phase.TRY_RESTORE_DECODE, 0, 3, True, num_restored=3),
@@ -260,11 +260,11 @@ def test_writes_come_before_copies() -> None:
         Slice(1, Phase.RESUME, 4, 3, True, num_restored=3, source=50),
     ],
 )
-def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(piece: Slice) -> None:
+def test_a_restore_without_a_prefix_or_a_token_to_continue_from_is_an_error(span: Slice) -> None:
     """Typed, and nothing is guessed."""
     executor = executor_of(KvStore(16, 16), 0)
     with pytest.raises(StepFailed) as caught:
-        executor.plan(step(piece))
+        executor.plan(step(span))
     assert caught.value.code is ErrorCode.RESTORE_INCOMPLETE
 
 
@@ -312,11 +312,11 @@ def test_what_the_cache_did_is_passed_on_with_the_bit_of_this_stage() -> None:
     store.take_statistics()
     executor = executor_of(store, 1)
     before = CacheStatistics(lookups=2, hits=1, misses=1, restored_tokens=19, hit_stages=0b1, miss_stages=0b1)
-    piece = Slice(1, Phase.TRY_RESTORE, 0, 10, False, num_restored=10)
-    plan = executor.plan(replace(step(piece), cache=before))
+    span = Slice(1, Phase.TRY_RESTORE, 0, 10, False, num_restored=10)
+    plan = executor.plan(replace(step(span), cache=before))
     own = CacheStatistics(lookups=1, hits=1, restored_tokens=10, restored_bytes=100, hit_stages=0b10)
-    assert plan.step == replace(step(piece), cache=before.plus(own))
-    plan = executor.plan(step(replace(piece, seq_id=2, num_restored=0), step_id=3))
+    assert plan.step == replace(step(span), cache=before.plus(own))
+    plan = executor.plan(step(replace(span, seq_id=2, num_restored=0), step_id=3))
     assert plan.step.cache == CacheStatistics()
     short = Slice(3, Phase.TRY_RESTORE, 0, 12, False, num_restored=12)
     plan = executor.plan(step(short, step_id=4))

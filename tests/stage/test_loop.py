@@ -24,7 +24,7 @@ from stagewire.stage.heartbeat import HeartbeatThread
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.loop import StageLoop
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.stage_epoch import Assembly
+from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.wire.codec import Message, SenderNumbers, decode, decode_ring, encode, encode_ring
 from stagewire.wire.control import Assemble, Assembled, Fault, Heartbeat, Register, Registered
 from stagewire.wire.counters import StageCounters, TailCounters
@@ -209,7 +209,7 @@ def test_what_making_a_step_raises_ends_the_epoch_and_not_the_process(
 ) -> None:
     """The broker is told, and the stage serves the next epoch as if nothing had been."""
     with monkeypatch.context() as patch:
-        patch.setattr(Assembly, "take", broken_next_step)
+        patch.setattr(StageEpoch, "take", broken_next_step)
         fault = neighbours.from_stage(Fault)
     assert isinstance(fault, Fault)
     assert (fault.epoch, fault.code) == (EPOCH, ErrorCode.INTERNAL)
@@ -222,9 +222,9 @@ def test_what_making_a_step_raises_ends_the_epoch_and_not_the_process(
     assert neighbours.result().step_id == 1
 
 
-def broken_next_step(assembly: Assembly, now: float) -> Step | None:
+def broken_next_step(stage_epoch: StageEpoch, now: float) -> Step | None:
     """As the scheduler behind it might be."""
-    if assembly.is_sound:
+    if stage_epoch.is_sound:
         raise RuntimeError("no policy")
     return None
 

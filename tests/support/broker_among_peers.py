@@ -17,7 +17,6 @@ from stagewire.broker.events import (
     Instruction,
     KeepPayload,
     Link,
-    Note,
     OpenFeed,
     Peer,
     PushCancel,
@@ -58,6 +57,7 @@ from stagewire.wire.frontend import (
     Refused,
     WhoAreYou,
 )
+from stagewire.wire.note import Note
 from stagewire.wire.request import FinishReason, ReturnOffer, Usage
 
 TICK_S = 0.25
@@ -116,9 +116,9 @@ class SimulatedPeers:
                 if isinstance(message, Ended):
                     self._check_fenced(message.request_id)
                 return None if self._send(peer, message) else peer
-            case KeepPayload(request_id):
+            case KeepPayload(request_id, payload):
                 assert isinstance(event, Asked)
-                assert event.request_id == request_id
+                assert event.request_id == request_id == payload
                 assert request_id not in self.payloads
                 self.payloads.add(request_id)
             case DropPayload(request_id):
@@ -239,7 +239,9 @@ class SimulatedPeers:
         request = client.requests[request_id]
         request.sent_at = self.now
         peer = client.connection.peer
-        client.connection.up.append(Asked(peer, request_id, request.session_id, None, 3, 5, 100, 42))
+        client.connection.up.append(
+            Asked(peer, request_id, request.session_id, None, 3, 5, 100, 42, payload=request_id)
+        )
 
     def _client_hears(self, client: SimClient, message: Message) -> None:
         match message:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stagewire.broker.core import BrokerCore
-from stagewire.broker.events import Asked, Event, Instruction, Link, Note, Peer, Received, Send, Tick
+from stagewire.broker.events import Asked, Event, Instruction, Link, Peer, Received, Send, Tick
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message
 from stagewire.wire.control import Assemble, Assembled, AssemblyReport, GenerateAck, Heartbeat, Register, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ClientHello
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
 
 TICK_S = 0.125
@@ -124,7 +125,7 @@ class CheckedCore:
 
     def ask(self, name: str, request_id: str, **changes: object) -> list[Instruction]:
         """A request of 3 prompt tokens, 5 new ones and seed 42, but for the changes."""
-        asked = Asked(client_peer(name), request_id, "session", None, 3, 5, 100, 42)
+        asked = Asked(client_peer(name), request_id, "session", None, 3, 5, 100, 42, payload=f"tokens of {request_id}")
         return self.handle(replace(asked, **changes))  # type: ignore[arg-type]
 
     def acknowledge(self, request_id: str, epoch: Epoch) -> list[Instruction]:

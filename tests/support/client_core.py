@@ -10,7 +10,6 @@ from stagewire.client.core.events import (
     Event,
     Instruction,
     LinkMessage,
-    Note,
     OfferBound,
     SendBroker,
     Submit,
@@ -20,6 +19,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.wire.codec import Message, encode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Accepted, BrokerWelcome, Dispatched, Generate, RelayToClient, RelayToTail
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
 from stagewire.wire.returns import ReturnItem, ReturnTokens, TailHello
 from stagewire.wire.sampling import SamplingParams

@@ -28,7 +28,7 @@ def step(
     hidden_states: Tensor | None = None,
 ) -> Step:
     """Unless they are given, its token ids are each slice's positions."""
-    positions = [at for piece in slices for at in range(piece.pos_start, piece.pos_start + piece.num_tokens)]
+    positions = [at for span in slices for at in range(span.pos_start, span.pos_start + span.num_tokens)]
     packed = TokenIds.of(positions if token_ids is None else token_ids)
     return Step(step_id, releases, (), slices, (), (), packed, hidden_states)
 

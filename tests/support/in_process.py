@@ -16,7 +16,7 @@ from stagewire.stage.files.jobs import FileJob, WritePart
 from stagewire.stage.files.runner import FileRunner
 from stagewire.stage.files.snapshot_directory import SnapshotDirectory
 from stagewire.stage.files.stage_files import StageFiles
-from stagewire.stage.head.file_waits import reach_nothing
+from stagewire.stage.head.file_waits import no_files
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.kv.store import KvStore
@@ -111,7 +111,7 @@ class InProcessPipeline:
                 is_row_exact=operators[index].is_row_exact,
                 head_limits=limits,
                 draw_nonce=lambda: b"nonce",
-                reach=self.disks[index].reach if self.disks else reach_nothing,
+                file_lookup=self.disks[index].file_lookup if self.disks else no_files,
             )
             core = StageCore(stage_info(vocab_size), parts)
             following = None if index == len(operators) - 1 else "tcp://next"
@@ -169,21 +169,21 @@ class InProcessPipeline:
 
     def turn(self, index: int) -> bool:
         """One step of one stage, if it has one."""
-        assembly = self.cores[index].assembly
-        assert assembly is not None
-        assert assembly.is_sound, assembly.tick(1e9)
-        taken = assembly.take(0.0)
+        stage_epoch = self.cores[index].stage_epoch
+        assert stage_epoch is not None
+        assert stage_epoch.is_sound, stage_epoch.tick(1e9)
+        taken = stage_epoch.take(0.0)
         if taken is None:
             return False
-        self._perform(index, assembly.begin(taken.step, 0.0))
-        plan = assembly.executor.plan(taken.step)
+        self._perform(index, stage_epoch.begin(taken.step, 0.0))
+        plan = stage_epoch.executor.plan(taken.step)
         output = plan.compute(self.operators[index])
         for disk in self.disks[index : index + 1]:
             disk.pump()
-        draws = assembly.draw(plan, output)
+        draws = stage_epoch.draw(plan, output)
         timing = StageTiming(0, 1, 0.0, 0.0, 0.0)
-        self._perform(index, assembly.finish(taken, plan, output, draws, timing, 0.0))
-        self.cores[index].measures.computed(taken, plan, timing, assembly.is_tail)
+        self._perform(index, stage_epoch.finish(taken, plan, output, draws, timing, 0.0))
+        self.cores[index].measures.computed(taken, plan, timing, stage_epoch.is_tail)
         return True
 
     def _perform(self, index: int, instructions: list[Instruction]) -> None:

@@ -46,8 +46,9 @@ class SimBroker:
             message.max_tokens,
             100,
             self._world.random.getrandbits(63) if seed is None else seed,
+            payload=message,
         )
-        self._handle(asked, message)
+        self._handle(asked)
 
     def tick(self) -> None:
         self._handle(broker_events.Tick())
@@ -55,19 +56,19 @@ class SimBroker:
             if envelope := numbers.repeat(self._world.now):
                 self._push(endpoint, envelope, Repeat(), wire)
 
-    def _handle(self, event: broker_events.Event, generate: Generate | None = None) -> None:
+    def _handle(self, event: broker_events.Event) -> None:
         instructions = self.core.handle(event, self._world.now)
         self.core.check_invariants()
         for instruction in instructions:
-            self._perform(instruction, generate)
+            self._perform(instruction)
 
-    def _perform(self, instruction: broker_events.Instruction, generate: Generate | None) -> None:
+    def _perform(self, instruction: broker_events.Instruction) -> None:
         match instruction:
             case broker_events.Send(peer, message):
                 self._peers[peer](copied(message))
-            case broker_events.KeepPayload(request_id):
-                assert generate is not None
-                self._payloads[request_id] = generate
+            case broker_events.KeepPayload(request_id, payload):
+                assert isinstance(payload, Generate)
+                self._payloads[request_id] = payload
             case broker_events.DropPayload(request_id):
                 del self._payloads[request_id]
             case broker_events.OpenFeed(epoch, endpoint, run):

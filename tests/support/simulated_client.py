@@ -14,6 +14,7 @@ from stagewire.client.core.client_core import ClientCore
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.codec import Message
 from stagewire.wire.frontend import Generate
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
@@ -108,7 +109,7 @@ class SimClient:
                     self._take(request_id, token_ids, None)
                 case client_events.DeliverEnding(request_id, ending):
                     self._take(request_id, (), ending)
-                case client_events.DeliverMilestone() | client_events.Note():
+                case client_events.DeliverMilestone() | Note():
                     pass
                 case _:
                     raise AssertionError(instruction)

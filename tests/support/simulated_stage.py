@@ -14,15 +14,16 @@ from stagewire.client.core import events as client_events
 from stagewire.stage.compute.operators import BLOCK_SIZE
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.head.limits import HeadLimits
-from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, Note, SendControl, SendHead, SendNext
+from stagewire.stage.instructions import CloseRing, ConnectRing, Exit, SendControl, SendHead, SendNext
 from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
-from stagewire.stage.stage_epoch import Assembly, TakenStep
+from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.control import Assemble, Heartbeat, StageInfo
 from stagewire.wire.frontend import WhoAreYou
+from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
 
 if TYPE_CHECKING:
@@ -158,27 +159,27 @@ class SimStage:
 
     def poke(self) -> None:
         """Compute a step if there is one and none is being computed."""
-        assembly = self.core.assembly
-        if not self.is_alive or self._is_busy or assembly is None:
+        stage_epoch = self.core.stage_epoch
+        if not self.is_alive or self._is_busy or stage_epoch is None:
             return
-        taken = assembly.take(self._world.now)
+        taken = stage_epoch.take(self._world.now)
         if taken is not None:
             self._is_busy = True
-            self.perform(assembly.begin(taken.step, self._world.now))
+            self.perform(stage_epoch.begin(taken.step, self._world.now))
             run, took_s = self.info.run, self._world.random.uniform(0.001, 0.02)
-            self._world.at(self._world.now + took_s, lambda: self._computed(run, assembly, taken, took_s))
+            self._world.at(self._world.now + took_s, lambda: self._computed(run, stage_epoch, taken, took_s))
 
-    def _computed(self, run: int, assembly: Assembly, taken: TakenStep, took_s: float) -> None:
+    def _computed(self, run: int, stage_epoch: StageEpoch, taken: TakenStep, took_s: float) -> None:
         if not self.is_alive or run != self.info.run:
             return
         self._is_busy = False
         # A process computes and sends in one go: an epoch that ended meanwhile ends after its step.
-        plan = assembly.executor.plan(taken.step)
+        plan = stage_epoch.executor.plan(taken.step)
         output = plan.compute(self._operators)
-        if assembly is self.core.assembly:
-            draws = assembly.draw(plan, output)
+        if stage_epoch is self.core.stage_epoch:
+            draws = stage_epoch.draw(plan, output)
             timing = StageTiming(0, 1, took_s, 0.0, 0.0)
-            self.perform(assembly.finish(taken, plan, output, draws, timing, self._world.now))
+            self.perform(stage_epoch.finish(taken, plan, output, draws, timing, self._world.now))
         self.poke()
 
     def perform(self, instructions: Sequence[StageInstruction]) -> None:

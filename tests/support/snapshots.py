@@ -28,9 +28,9 @@ def pipeline_of(num_blocks: int = 20, **options: Any) -> InProcessPipeline:
 
 
 def head_of(pipeline: InProcessPipeline) -> HeadCore:
-    assembly = pipeline.cores[0].assembly
-    assert assembly is not None and assembly.head is not None
-    return assembly.head
+    stage_epoch = pipeline.cores[0].stage_epoch
+    assert stage_epoch is not None and stage_epoch.head is not None
+    return stage_epoch.head
 
 
 def ask(

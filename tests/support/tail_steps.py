@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stagewire.stage.instructions import Note
 from stagewire.stage.tail.core import TailCore
 from stagewire.stage.tail.return_link import LinkInstruction, SendRelay
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnHello, ReturnItem, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, SequenceFinish, SequenceStart, Slice, Step, StepResult
@@ -46,7 +46,7 @@ def step(
     releases: tuple[int, ...] = (),
     token_ids: Sequence[int] | None = None,
 ) -> Step:
-    packed = TokenIds.of([0] * sum(piece.num_tokens for piece in slices) if token_ids is None else token_ids)
+    packed = TokenIds.of([0] * sum(span.num_tokens for span in slices) if token_ids is None else token_ids)
     return Step(step_id, releases, starts, slices, finishes, (), packed, None)
 
 

@@ -1,6 +1,6 @@
 """Stages in simulated time, each with a clock of its own that is far from the others', and what truly happened when.
 
-The cores are the real ones. Reading, making ready, computing, drawing and writing take the times that a test gives.
+The cores are the real ones. ReadTime, making ready, computing, drawing and writing take the times that a test gives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stagewire.stage.executor import Plan
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext
 from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.tail.core import Draw
-from stagewire.stage.timing.head_times import Reading
+from stagewire.stage.timing.head_times import ReadTime
 from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
 from stagewire.wire.frontend import RelayToClient, RelayToTail
 from stagewire.wire.request import Ending, StageTiming
@@ -111,8 +111,8 @@ class TimedRing:
             envelope, message = stage.inbox.popleft()
             now += costs.read_s
             self._note_read(message, now)
-            core, reading = self._pipeline.cores[index], Reading(costs.read_s, unread_s)
-            self._perform(index, core.handle_ring(envelope, message, now + stage.clock_offset_s, reading), now)
+            core, read_time = self._pipeline.cores[index], ReadTime(costs.read_s, unread_s)
+            self._perform(index, core.handle_ring(envelope, message, now + stage.clock_offset_s, read_time), now)
         self.at(now, lambda: self._compute(index))
 
     def _note_read(self, message: Message, now: float) -> None:
@@ -122,9 +122,9 @@ class TimedRing:
 
     def _compute(self, index: int) -> None:
         stage, costs, begun = self._stages[index], self._costs, self.now
-        assembly = self._pipeline.cores[index].assembly
-        assert assembly is not None
-        taken = assembly.take(begun + stage.clock_offset_s)
+        stage_epoch = self._pipeline.cores[index].stage_epoch
+        assert stage_epoch is not None
+        taken = stage_epoch.take(begun + stage.clock_offset_s)
         if taken is None:
             stage.is_busy, stage.polled_at = False, None
             if stage.inbox:
@@ -133,10 +133,10 @@ class TimedRing:
         step = taken.step
         if index == 0:
             self._note_launch(step)
-        self._perform(index, assembly.begin(taken.step, begun + stage.clock_offset_s), begun)
-        plan = assembly.executor.plan(step)
+        self._perform(index, stage_epoch.begin(taken.step, begun + stage.clock_offset_s), begun)
+        plan = stage_epoch.executor.plan(step)
         output = plan.compute(self._pipeline.operators[index])
-        draws = assembly.draw(plan, output)
+        draws = stage_epoch.draw(plan, output)
         compute_s = costs.compute_s(index, step)
         sample_s = costs.sample_s if index == self._last else 0.0
         written_s, stage.written_s = stage.written_s, 0.0
@@ -151,7 +151,7 @@ class TimedRing:
     def _note_launch(self, step: Step) -> None:
         self.launched_at[step.step_id] = self.now
         self._request_of.update({start.seq_id: start.request_id for start in step.starts})
-        for seq_id in dict.fromkeys(piece.seq_id for piece in step.slices):
+        for seq_id in dict.fromkeys(span.seq_id for span in step.slices):
             self.truths[self._request_of[seq_id]].steps.append(step.step_id)
 
     def _finish(
@@ -163,11 +163,11 @@ class TimedRing:
         draws: list[Draw],
         timing: StageTiming,
     ) -> None:
-        assembly, stage = self._pipeline.cores[index].assembly, self._stages[index]
-        assert assembly is not None
+        stage_epoch, stage = self._pipeline.cores[index].stage_epoch, self._stages[index]
+        assert stage_epoch is not None
         if index == self._last:
             self.drawn_at[plan.step.step_id] = self.now
-        instructions = assembly.finish(taken, plan, output, draws, timing, self.now + stage.clock_offset_s)
+        instructions = stage_epoch.finish(taken, plan, output, draws, timing, self.now + stage.clock_offset_s)
         written_at = self._perform(index, instructions, self.now)
         self.at(written_at, lambda: self._turn(index))
 

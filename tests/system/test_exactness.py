@@ -61,10 +61,10 @@ def test_preemption_changes_no_token(uncut: list[tuple[list[int], list[float]]])
     sequences = [request(f"more-{i}", PROMPT[: 10 + i], 20, GREEDY) for i in range(3)]
     pipeline.start(*sequences)
     assert answers(pipeline) == uncut
-    assembly = pipeline.cores[0].assembly
-    assert assembly is not None
-    assert assembly.head is not None
-    assert assembly.head.scheduler.num_preemptions > 0
+    stage_epoch = pipeline.cores[0].stage_epoch
+    assert stage_epoch is not None
+    assert stage_epoch.head is not None
+    assert stage_epoch.head.scheduler.num_preemptions > 0
     assert [store.num_free for store in pipeline.stores] == [5, 5]
 
 

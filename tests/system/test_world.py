@@ -55,8 +55,8 @@ def assert_settled(world: World) -> None:
         for request_id, seen in client.requests.items():
             assert len(seen.endings) == 1, request_id
     for stage in world.stages:
-        if stage.core.assembly is not None:
-            assert stage.core.assembly.report().requests == ()
+        if stage.core.stage_epoch is not None:
+            assert stage.core.stage_epoch.report().requests == ()
             stage.store.check_invariants()
             assert stage.store.num_used == 0
 
@@ -64,11 +64,11 @@ def assert_settled(world: World) -> None:
 def free_snapshots(world: World) -> None:
     """All stages of a pipeline hold the same ones, and give them up together."""
     for stage in world.stages:
-        head = stage.core.assembly.head if stage.core.assembly else None
+        head = stage.core.stage_epoch.head if stage.core.stage_epoch else None
         for client in world.clients if head else ():
             assert head is not None
             for snapshot in head.snapshots.of_client(client.name):
-                held = [other.store.length(snapshot.seq_id) for other in world.stages if other.core.assembly]
+                held = [other.store.length(snapshot.seq_id) for other in world.stages if other.core.stage_epoch]
                 assert snapshot.num_tokens in held
                 head.snapshots.free(client.name, snapshot.name)
     world.run(2.0)
@@ -264,8 +264,8 @@ class Faults(RuleBasedStateMachine):
         held = [
             request.request_id
             for stage in self.world.stages
-            if stage.is_alive and stage.core.assembly and stage.core.assembly.is_sound
-            for request in stage.core.assembly.report().requests
+            if stage.is_alive and stage.core.stage_epoch and stage.core.stage_epoch.is_sound
+            for request in stage.core.stage_epoch.report().requests
         ]
         assert len(held) == len(set(held))
 

@@ -20,7 +20,7 @@ from stagewire.client.core.events import (
     Submit,
     Tick,
 )
-from stagewire.wire.caches import AskCaches, Caches
+from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import (
     Accepted,

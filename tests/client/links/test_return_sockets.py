@@ -50,7 +50,7 @@ def test_if_two_shook_hands_at_once_either_may_have_been_the_peer() -> None:
 
 ABORT = """
 import sys, time, zmq
-from stagewire.client.links.return_sockets import NOTICE_DEAD_PEERS
+from stagewire.sockets.connection import WATCHFUL
 context = zmq.Context()
 binder = context.socket(zmq.PAIR)
 for option, value in {options}:
@@ -72,6 +72,6 @@ binder.close(linger=0)
 @pytest.mark.processes
 def test_a_peer_that_leaves_while_it_is_not_read_does_no_harm() -> None:
     """With ZMTP heartbeats libzmq aborts the process here, hence the kernel's means."""
-    code = ABORT.format(options="NOTICE_DEAD_PEERS")
+    code = ABORT.format(options="WATCHFUL")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert done.stdout == "survived\n", done.stderr

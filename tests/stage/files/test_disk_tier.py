@@ -328,8 +328,8 @@ def test_the_others_go_on_while_files_are_read_and_a_cancel_leaves_nothing(tmp_p
     assert outputs["warm"].token_ids == expected_tokens(PROMPTS[5], 4, 6)
     assert outputs["gone"].ending is not None and outputs["gone"].token_ids == []
     for store, core in zip(second.stores, second.cores, strict=True):
-        assert core.assembly is not None
-        assert store.num_used == 0 and core.assembly.executor.files.num_staged == 0
+        assert core.stage_epoch is not None
+        assert store.num_used == 0 and core.stage_epoch.executor.files.num_staged == 0
     stop(second)
 
 

@@ -109,7 +109,7 @@ def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage
     assert kept(second) == []
     assert head_of(second).scheduler.blocks.num_free == 20
     for core in second.cores:
-        assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
+        assert core.stage_epoch is not None and core.stage_epoch.executor.files.num_staged == 0
     assert bring_back(second, "mine", "b") is None
     assert ask(second, "after", PROMPT) == 0
 
@@ -189,7 +189,7 @@ def test_a_cancel_of_an_import_leaves_nothing_behind(tmp_path: Path) -> None:
         assert ending is not None
         assert (ending.finish_reason is FinishReason.CANCELLED) == (kept(pipeline) == [])
         for core in pipeline.cores:
-            assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
+            assert core.stage_epoch is not None and core.stage_epoch.executor.files.num_staged == 0
 
 
 def test_an_export_that_fails_half_way_leaves_the_last_one_whole(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ class Held:
         self.write(found, len(prompt))
         for position in range(len(prompt), len(computed)):
             self.time += 1
-            self.publish(computed[:position], len(prompt) if position == len(prompt) else 0)
+            self.insert(computed[:position], len(prompt) if position == len(prompt) else 0)
             self.write(position, position + 1)
         self.time += 1
-        self.publish(computed, len(prompt) if len(answer) == 1 else 0)
+        self.insert(computed, len(prompt) if len(answer) == 1 else 0)
         for prefix in self.used:
             self.last_use[prefix] = self.time
         self.used, self.num_private = [], 0
@@ -80,7 +80,7 @@ class Held:
             self.used.remove(source)
             self.last_use[source] = self.time
 
-    def publish(self, tokens: Sequence[int], prompt_end: int) -> None:
+    def insert(self, tokens: Sequence[int], prompt_end: int) -> None:
         """Full blocks, and the partial one that ends the prompt; what is held already is held once."""
         for end in range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE):
             if tuple(tokens[:end]) not in self.used:
@@ -227,9 +227,9 @@ def test_a_pool_that_is_too_small_for_all_preempts_and_gives_the_same_tokens() -
     outputs = pipeline.run()
     for k, prompt in enumerate(prompts):
         assert outputs[f"r{k}"].token_ids == expected_tokens(prompt, 40, 6)
-    assembly = pipeline.cores[0].assembly
-    assert assembly is not None and assembly.head is not None
-    assert assembly.head.scheduler.num_preemptions > 0
+    stage_epoch = pipeline.cores[0].stage_epoch
+    assert stage_epoch is not None and stage_epoch.head is not None
+    assert stage_epoch.head.scheduler.num_preemptions > 0
     for store in pipeline.stores:
         store.check_invariants()
         assert store.num_used == 0 and store.statistics.restored_tokens > 0

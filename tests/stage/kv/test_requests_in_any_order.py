@@ -38,9 +38,9 @@ class AnyRequests(RuleBasedStateMachine):
         self.pipeline = toy_pipeline(
             num_blocks, max_sequences=4, chunk_tokens=chunk_tokens, tiers=tiers, directory=path
         )  # fmt: skip
-        assembly = self.pipeline.cores[0].assembly
-        assert assembly is not None and assembly.head is not None
-        self.head = assembly.head
+        stage_epoch = self.pipeline.cores[0].stage_epoch
+        assert stage_epoch is not None and stage_epoch.head is not None
+        self.head = stage_epoch.head
         self.prompts: dict[str, tuple[list[int], int]] = {}
 
     @rule(
@@ -139,7 +139,7 @@ class AnyRequests(RuleBasedStateMachine):
             store.clear()
             assert store.num_cached == 0 and store.prefixes() == set()
             store.check_invariants()
-            assert core.assembly is not None and core.assembly.executor.files.num_staged == 0
+            assert core.stage_epoch is not None and core.stage_epoch.executor.files.num_staged == 0
         for disk in self.pipeline.disks:
             disk.close()
         self.folder.cleanup()

@@ -112,27 +112,27 @@ def test_a_miss_goes_straight_to_the_head_a_hit_forward_and_at_the_tail_it_ends(
     prompt = [3 + i % 50 for i in range(20)]
     if is_held:
         ask(pipeline, "cold", prompt, 1)
-    assembly = pipeline.cores[index].assembly
-    assert assembly is not None
-    piece = Slice(50, Phase.TRY_RESTORE_DECODE, 0, 20, True, num_restored=19)
+    stage_epoch = pipeline.cores[index].stage_epoch
+    assert stage_epoch is not None
+    span = Slice(50, Phase.TRY_RESTORE_DECODE, 0, 20, True, num_restored=19)
     row = Tensor.from_numpy(np.ones((1, 2), np.float32))
-    taken = TakenStep(Step(9, (), (), (piece,), (), (), TokenIds.of(prompt), row))
-    plan = assembly.executor.plan(taken.step)
-    out = assembly.finish(taken, plan, plan.compute(pipeline.operators[index]), [], TIMING, 0.0)
+    taken = TakenStep(Step(9, (), (), (span,), (), (), TokenIds.of(prompt), row))
+    plan = stage_epoch.executor.plan(taken.step)
+    out = stage_epoch.finish(taken, plan, plan.compute(pipeline.operators[index]), [], TIMING, 0.0)
     to_head = [i.message for i in out if isinstance(i, SendHead)]
     forwarded = [i.message for i in out if isinstance(i, SendNext) and isinstance(i.message, Step)]
     assert [m for m in to_head if isinstance(m, Miss)] == ([] if is_held else [Miss(9, 50, 0)])
     assert len([m for m in to_head if isinstance(m, StepResult)]) == int(index == 2)
     assert [(step.slices, step.hidden_states is not None) for step in forwarded] == (
-        [] if index == 2 else [((piece if is_held else replace(piece, missed=True, num_restored=0),), is_held)]
+        [] if index == 2 else [((span if is_held else replace(span, missed=True, num_restored=0),), is_held)]
     )
 
 
 def test_what_goes_on_as_a_decode_is_one_token_sampled_as_before() -> None:
     """Sequence and sampling stay; the prefix, its length and the wish to restore are gone."""
-    piece = Slice(7, Phase.TRY_RESTORE_DECODE, 0, 4, True, num_restored=3)
-    assert piece.as_decode() == Slice(7, Phase.DECODE, 3, 1, True)
-    assert not replace(piece, sample=False).as_decode().sample
+    span = Slice(7, Phase.TRY_RESTORE_DECODE, 0, 4, True, num_restored=3)
+    assert span.as_decode() == Slice(7, Phase.DECODE, 3, 1, True)
+    assert not replace(span, sample=False).as_decode().sample
 
 
 def test_a_restored_request_is_drawn_with_its_own_parameters_and_its_whole_prompt() -> None:

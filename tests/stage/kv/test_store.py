@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from support.kv_stores import ids, new_store, run
 
-from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv.blocks import Copy, MissingTokens, OutOfBlocks
 from stagewire.wire.request import CacheStatistics
 
 # --- block lists ---
@@ -25,8 +25,8 @@ def test_behind_changes_nothing() -> None:
     """The tokens before the position are not there: a miss."""
     store = new_store()
     store.append(1, 0, ids(3))
-    assert store.append(1, 4, ids(1)) == Behind(3)
-    assert store.append(2, 1, ids(1)) == Behind(0)
+    assert store.append(1, 4, ids(1)) == MissingTokens(3)
+    assert store.append(2, 1, ids(1)) == MissingTokens(0)
     assert store.length(1) == 3 and store.length(2) == 0 and store.num_free == 7
 
 

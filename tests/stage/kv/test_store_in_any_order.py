@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.kv_stores import new_store
 
-from stagewire.stage.kv.blocks import Behind, Copy, OutOfBlocks
+from stagewire.stage.kv.blocks import Copy, MissingTokens, OutOfBlocks
 
 # --- anything in any order ---
 
@@ -46,7 +46,7 @@ class AnySteps(RuleBasedStateMachine):
         assert answer == self.twin.append(seq_id, pos_start, token_ids, **kind)
         held = self.tokens.get(seq_id, [])
         if pos_start > len(held):
-            assert answer == Behind(len(held))
+            assert answer == MissingTokens(len(held))
         elif not isinstance(answer, OutOfBlocks):
             if isinstance(answer, Copy):
                 for slot in range(4):

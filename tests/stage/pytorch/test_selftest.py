@@ -82,8 +82,8 @@ def test_what_it_calls_exact_is_exact_with_other_weights(heads: tuple[int, int, 
         return np.concatenate(logits)
 
     whole = run([NUM_TOKENS], np.arange(17, dtype=np.int32))
-    pieces = run([30, *[1] * 20, 5, 2, 190, *[1] * 23], np.arange(39, 22, -1, dtype=np.int32))
-    assert np.array_equal(whole, pieces)
+    spans = run([30, *[1] * 20, 5, 2, 190, *[1] * 23], np.arange(39, 22, -1, dtype=np.int32))
+    assert np.array_equal(whole, spans)
 
 
 def test_it_notices_products_that_depend_on_their_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

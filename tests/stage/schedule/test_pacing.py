@@ -38,7 +38,7 @@ class Pipeline:
     def cost_s(self, step: Step) -> float:
         if not step.slices:
             return 0.0
-        pairs = sum(piece.num_tokens * (piece.pos_start + piece.num_tokens / 2) for piece in step.slices)
+        pairs = sum(span.num_tokens * (span.pos_start + span.num_tokens / 2) for span in step.slices)
         spent_s = self.pass_s + self.row_s * len(step.token_ids) + self.pair_s * pairs
         return spent_s * (1 + self.random.expovariate(1 / self.noise) if self.noise else 1)
 
@@ -56,9 +56,9 @@ class Pipeline:
         """Launch what can be launched, and take one result."""
         self.launch()
         self.now, _, step, slowest_s = heapq.heappop(self._results)
-        for piece in step.slices:
-            if piece.sample:
-                self.arrivals.setdefault(piece.seq_id, []).append(self.now)
+        for span in step.slices:
+            if span.sample:
+                self.arrivals.setdefault(span.seq_id, []).append(self.now)
         results = sampled(step).results
         self.scheduler.complete(StepResult(step.step_id, results, (StageTiming(0, 1, slowest_s, 0.0, 0.0),)))
         self.scheduler.check_invariants()

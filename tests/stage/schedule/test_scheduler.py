@@ -260,7 +260,7 @@ def test_one_that_was_preempted_before_its_miss_arrives_runs_again() -> None:
     scheduler.complete(StepResult(first.step_id, (), (), (Restored(1, 0),)))
     scheduler.complete(sampled(second, finish=FinishReason.LENGTH))
     slow.is_paused = False
-    assert [piece.seq_id for piece in next_step(scheduler).slices] == [1]
+    assert [span.seq_id for span in next_step(scheduler).slices] == [1]
 
 
 def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
@@ -323,10 +323,10 @@ class AnyOrder(RuleBasedStateMachine):
         for seq_id in step.releases:
             self.held.pop(seq_id, None)
         self.known |= {start.seq_id for start in step.starts}
-        for piece in step.slices:
-            assert self.held.get(piece.seq_id, 0) == piece.pos_start, piece
-            assert piece.seq_id in self.known
-            self.held[piece.seq_id] = piece.pos_start + piece.num_tokens
+        for span in step.slices:
+            assert self.held.get(span.seq_id, 0) == span.pos_start, span
+            assert span.seq_id in self.known
+            self.held[span.seq_id] = span.pos_start + span.num_tokens
         assert sum(-(-length // 4) for length in self.held.values()) <= 12
         assert {finish.seq_id for finish in step.finishes} <= self.known
 
@@ -335,12 +335,12 @@ class AnyOrder(RuleBasedStateMachine):
     def complete(self, stop: bool) -> None:
         step = self.in_flight.pop(0)
         results = []
-        for piece in step.slices:
-            if piece.sample and piece.seq_id not in self.ended:
-                count = self.generated[piece.seq_id] = self.generated.get(piece.seq_id, 0) + 1
-                is_over = stop or count >= self.live[piece.seq_id].max_tokens
+        for span in step.slices:
+            if span.sample and span.seq_id not in self.ended:
+                count = self.generated[span.seq_id] = self.generated.get(span.seq_id, 0) + 1
+                is_over = stop or count >= self.live[span.seq_id].max_tokens
                 reason = FinishReason.STOP if is_over else None
-                results.append(SequenceResult(piece.seq_id, (7,), reason))
+                results.append(SequenceResult(span.seq_id, (7,), reason))
         finished_now = {r.seq_id for r in results if r.finish_reason}
         over = self.ended | finished_now
         results += [SequenceResult(f.seq_id, (), f.finish_reason) for f in step.finishes if f.seq_id not in over]

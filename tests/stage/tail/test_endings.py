@@ -241,8 +241,8 @@ def test_the_time_to_write_a_step_belongs_to_those_that_it_held_and_is_told_with
     """Whatever else runs then, once: the step behind that one tells of others."""
     core = tail(start(1), start(2))
     run(core, step(prefill(1)), rows(3))
-    for piece, written_s in ((prefill(2), 0.5), (decode(2, 2), 0.25)):
+    for span, written_s in ((prefill(2), 0.5), (decode(2, 2), 0.25)):
         timings = (StageTiming(0, 1, 0.0, 0.0, written_s, written_s=written_s), StageTiming(1, 1, 0.0, 0.0, 0.0))
-        run(core, step(piece), rows(3), timings)
+        run(core, step(span), rows(3), timings)
     (ended,) = endings(run(core, step(finishes=(CANCELLED,)))[1])
     assert ended.timing == replace(UNTIMED, prefill_s=0.5)

@@ -96,9 +96,9 @@ def test_a_start_with_an_offer_is_dialled_and_one_without_is_greeted_through_the
 def test_a_request_holds_each_token_once_however_it_came(slices: tuple[Slice, ...], token_ids: tuple[int, ...]) -> None:
     """The next draw of a request that shuns what it holds: the first id that is not among its four tokens."""
     core = tail(start(sampling=UNSEEN))
-    for index, piece in enumerate(slices):
+    for index, span in enumerate(slices):
         first = sum(before.num_tokens for before in slices[:index])
-        one = step(piece, token_ids=token_ids[first : first + piece.num_tokens])
+        one = step(span, token_ids=token_ids[first : first + span.num_tokens])
         core.begin(one, 0.0)
         draws = core.draw(one, np.ones((1, VOCAB_SIZE), np.float32))
     assert draws == [Draw(1, Sampled(4))]

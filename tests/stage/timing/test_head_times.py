@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewire.stage.timing.head_times import Reading, RingClock
+from stagewire.stage.timing.head_times import ReadTime, RingClock
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, Slice, Step
 from stagewire.wire.tensor import TokenIds
@@ -20,7 +20,7 @@ def test_a_sequence_waits_while_no_step_holds_it() -> None:
     clock = RingClock()
     clock.arrived(1, 10.0)
     assert clock.launched(step(1, 1), 10.5).waits == (Wait(1, 0.5, 0.0, 0.0, 0.0),)
-    clock.returned(1, (), 12.0, Reading(read_s=0.01, unread_s=0.2))
+    clock.returned(1, (), 12.0, ReadTime(read_s=0.01, unread_s=0.2))
     assert clock.launched(step(2, 1), 12.25).waits == (Wait(1, 0.25, 0.0, 0.01, 0.2),)
 
 
@@ -75,7 +75,7 @@ def test_hops_are_what_the_stages_do_not_explain_of_a_round_trip() -> None:
         StageTiming(0, 1, compute_s=0.25, sample_s=0.0, codec_s=0.125),
         StageTiming(1, 1, compute_s=0.25, sample_s=0.0625, codec_s=0.0625, queue_s=0.125, plan_s=0.125, unread_s=0.25),
     )
-    round_trip = clock.returned(1, timings, 2.0, Reading(read_s=0.25, unread_s=0.125))
+    round_trip = clock.returned(1, timings, 2.0, ReadTime(read_s=0.25, unread_s=0.125))
     assert round_trip is not None and round_trip.total_s == 2.0
     assert round_trip.hops_s == pytest.approx(2.0 - 1.0 - 0.25 - 0.375)
     clock.launched(step(2), 2.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stagewire.stage.instructions import Note
 from stagewire.stage.timing.timing_line import timing_line
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, Usage
 from stagewire.wire.ring import SequenceStart
 from stagewire.wire.sampling import SamplingParams

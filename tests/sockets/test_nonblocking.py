@@ -1,4 +1,4 @@
-"""Waiting for sockets: messages at once, the end nearly exactly, and hardly any of it by spinning."""
+"""A loop waits exactly and never blocks: `poll_until` ends on time; a send socket keeps order; reading is bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stagewire.sockets.poll_until import Ready, poll_until
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, poll_until, received
 
 Socket = zmq.Socket[bytes]
 
@@ -69,3 +69,31 @@ def test_less_than_a_millisecond_is_mostly_slept(pair: tuple[Socket, Socket, zmq
     used_s = time.thread_time() - used_s
     assert used_s < 0.6 * 200 * 0.0009
     assert min(lates) < 0.0002
+
+
+def test_a_message_never_passes_one_that_waits(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """It leaves at once only where nothing is queued before it; all arrive in order, and reading them is bounded."""
+    sender, receiver, poller = pair
+    sending = SendSocket(sender, Outbox(2))
+    assert sending.put([b"at once"], 0.0) and not sending.outbox
+    assert sending.outbox.put([b"waits"], 5.0)
+    assert sending.put([b"queued"], 0.0) and len(sending.outbox) == 2
+    assert not sending.put([b"too many"], 0.0), "the caller hears of it"
+    sending.flush(5.0)
+    texts: list[bytes] = []
+    while len(texts) < 3 and poller.poll(2000):
+        read = [frames[0] for frames in received(receiver, limit=2)]
+        assert len(read) <= 2
+        texts += read
+    assert texts == [b"at once", b"waits", b"queued"]
+
+
+def test_reading_ends_with_its_socket(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """Whoever takes a message may close the socket that it came from."""
+    sender, receiver, poller = pair
+    sender.send_multipart([b"1"])
+    sender.send_multipart([b"2"])
+    assert poller.poll(2000)
+    time.sleep(0.05)
+    for _ in received(receiver):
+        receiver.close(linger=0)

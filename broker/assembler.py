@@ -5,8 +5,8 @@ from __future__ import annotations
 from stagewire.broker.chain import find_chain, is_whole
 from stagewire.broker.endings import Endings
 from stagewire.broker.events import CloseFeed, ForgetPeer, OpenFeed
+from stagewire.broker.peers import StageRecord
 from stagewire.broker.pipeline import Pipeline, PipelineState, PipelineTrigger, kv_numerics
-from stagewire.broker.pool import StageRecord
 from stagewire.broker.state import BrokerState
 from stagewire.wire.control import Assemble, Dissolve, Fault, StageInfo
 from stagewire.wire.epoch import Epoch
@@ -15,7 +15,7 @@ from stagewire.wire.errors import ErrorCode
 REPEAT_DISSOLVE_S = 0.5
 
 
-class Assembly:
+class Assembler:
     """Owns every change of a pipeline's state and of a stage's membership."""
 
     def __init__(self, state: BrokerState, endings: Endings) -> None:

@@ -1,4 +1,4 @@
-"""One ROUTER socket and a bounded outbox for each peer that does not read fast enough; it never blocks."""
+"""The broker's sockets, none of which ever blocks: a ROUTER for clients, one for stages, and a feed to each head."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
-from stagewire.sockets.outbox import Outbox
-from stagewire.wire.codec import Frame, Message, encode
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.sockets.condition import WireCondition
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind
+from stagewire.sockets.nonblocking import Outbox, SendSocket, received, try_send
+from stagewire.wire.codec import BROKER, Message, SenderNumbers, encode, encode_ring
+from stagewire.wire.epoch import Epoch
+from stagewire.wire.ring import Repeat
 
-HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """libzmq closes a connection that sends a longer frame; messages of this protocol are far below."""
 _OUTBOX_MESSAGES = 4096
 _MAX_OUTBOXES = 4096
+_FEED_MESSAGES = 1024
 
 
 class Router:
-    """Binds on construction.
+    """One ROUTER socket, bound on construction, and a bounded outbox for each peer that does not read fast enough.
 
     Raises:
         SettingsError: the endpoint cannot be bound, PORT_IN_USE when another process has it.
@@ -33,22 +36,7 @@ class Router:
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._bind(endpoint)
-
-    def _bind(self, endpoint: str) -> None:
-        try:
-            self.socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self.socket.close(linger=0)
-            name = f"{self._link.value}_endpoint={endpoint}"
-            if error.errno == zmq.EADDRINUSE:
-                advice = "another process has this port; stop it (a second broker?) or choose another"
-                raise SettingsError(f"{name}: {advice}", ErrorCode.PORT_IN_USE) from None
-            raise SettingsError(f"{name}: cannot be bound: {error}") from None
-
-    @property
-    def endpoint(self) -> str:
-        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = bind(self.socket, endpoint, f"{link.value}_endpoint")
 
     @property
     def has_pending(self) -> bool:
@@ -56,11 +44,7 @@ class Router:
 
     def receive(self, limit: int) -> Iterator[tuple[Peer, Sequence[bytes]]]:
         """What has come, at most `limit` messages: who sent it, and its frames."""
-        for _ in range(limit):
-            try:
-                routing_id, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        for routing_id, *frames in received(self.socket, limit):
             yield Peer(self._link, routing_id), frames
 
     def send(self, peer: Peer, message: Message, now: float) -> Event | None:
@@ -84,7 +68,7 @@ class Router:
     def _flush(self, peer: Peer, now: float) -> Event | None:
         outbox = self._outboxes[peer]
         try:
-            outbox.flush(lambda frames: self._send_now(peer, frames), now)
+            outbox.flush(lambda frames: try_send(self.socket, [peer.routing_id, *frames]), now)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
@@ -94,12 +78,43 @@ class Router:
             del self._outboxes[peer]
         return None
 
-    def _send_now(self, peer: Peer, frames: list[Frame]) -> bool:
-        try:
-            self.socket.send_multipart([peer.routing_id, *frames], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
     def close(self, linger_s: float) -> None:
         self.socket.close(linger=round(linger_s * 1000))
+
+
+class Feed:
+    """A PUSH socket to one head, from the time that its pipeline serves until it breaks.
+
+    Its messages are numbered within the epoch; the last number is repeated when it is idle.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        epoch: Epoch,
+        endpoint: str,
+        run: int,
+        condition: WireCondition | None,
+    ) -> None:
+        self._numbers = SenderNumbers(epoch, BROKER, run)
+        self._sending = SendSocket(context.socket(zmq.PUSH), Outbox(_FEED_MESSAGES, condition))
+        self._sending.socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._sending.socket.connect(endpoint)
+
+    @property
+    def has_pending(self) -> bool:
+        return len(self._sending.outbox) > 0
+
+    def send(self, message: Message, now: float) -> bool:
+        """Send it now or later; False when the head has not read for long."""
+        return self._sending.put(encode_ring(self._numbers.next(now), message), now)
+
+    def flush(self, now: float) -> None:
+        """Send what is due, and the idle repetition; a waiting message makes that needless."""
+        self._sending.flush(now)
+        envelope = None if self.has_pending else self._numbers.repeat(now)
+        if envelope:
+            self._sending.put(encode_ring(envelope, Repeat()), now)
+
+    def close(self, linger_s: float) -> None:
+        self._sending.socket.close(linger=round(linger_s * 1000))
