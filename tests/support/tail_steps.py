@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stagewire.stage.instructions import Note
+from stagewire.wire.note import Note
 from stagewire.stage.tail.core import TailCore
 from stagewire.stage.tail.return_link import LinkInstruction, SendRelay
 from stagewire.wire.epoch import Epoch
