@@ -12,13 +12,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from stagewire.client.answer import Answer
+from stagewire.client.answer import Answer, Transcript
 from stagewire.client.client import Client
-from stagewire.client.delivery import Finished, QueueSink, Tokens
+from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.prompt import Message, Prompt, prompt_of, snapshot_prompt
 from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
 from stagewire.client.settings import ClientSettings
-from stagewire.client.transcript import Transcript
 from stagewire.wire.cache_reports import Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import ErrorCode
@@ -31,7 +30,7 @@ from stagewire.wire.status import Status
 if TYPE_CHECKING:
     from stagewire.client.text.tokenizer import Tokenizer
 
-_Deliveries: TypeAlias = "asyncio.Queue[Tokens | Finished]"
+_Queue: TypeAlias = "asyncio.Queue[Delivery]"
 
 
 class Mailbox:
@@ -39,15 +38,15 @@ class Mailbox:
 
     def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
         self.event_loop = event_loop
-        self._waiting: deque[tuple[_Deliveries, Tokens | Finished]] = deque()
+        self._waiting: deque[tuple[_Queue, Delivery]] = deque()
         self._is_called = False
 
-    def sink(self, deliveries: _Deliveries) -> Callable[[Tokens | Finished], None]:
-        """What puts into `deliveries`, from any thread."""
-        return lambda delivery: self._put(deliveries, delivery)
+    def into(self, queue: _Queue) -> Callable[[Delivery], None]:
+        """What puts into `queue`, from any thread."""
+        return lambda delivery: self._put(queue, delivery)
 
-    def _put(self, deliveries: _Deliveries, delivery: Tokens | Finished) -> None:
-        self._waiting.append((deliveries, delivery))
+    def _put(self, queue: _Queue, delivery: Delivery) -> None:
+        self._waiting.append((queue, delivery))
         if not self._is_called:
             self._is_called = True
             # An event loop that is closed has nobody who waits.
@@ -59,8 +58,8 @@ class Mailbox:
         self._is_called = False
         with suppress(IndexError):
             while True:
-                deliveries, delivery = self._waiting.popleft()
-                deliveries.put_nowait(delivery)
+                queue, delivery = self._waiting.popleft()
+                queue.put_nowait(delivery)
 
 
 class AsyncGeneration:
@@ -68,8 +67,8 @@ class AsyncGeneration:
 
     def __init__(self, client: Client, mailbox: Mailbox, generate: Generate, transcript: Transcript) -> None:
         self.request_id = generate.request_id
-        self._deliveries: _Deliveries = asyncio.Queue()
-        self._answer = Answer(client, client.loop, generate, transcript, QueueSink(mailbox.sink(self._deliveries)))
+        self._queue: _Queue = asyncio.Queue()
+        self._answer = Answer(client, client.loop, generate, transcript, Deliveries(mailbox.into(self._queue)))
         weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
 
     def __aiter__(self) -> AsyncGeneration:
@@ -88,7 +87,7 @@ class AsyncGeneration:
     async def _wait(self, timeout_s: float | None) -> None:
         """The core gives every request an ending, so this ends; cancelled, it cancels the request."""
         try:
-            self._answer.deliver(await asyncio.wait_for(self._deliveries.get(), timeout_s))
+            self._answer.deliver(await asyncio.wait_for(self._queue.get(), timeout_s))
         except asyncio.CancelledError:
             self._answer.cancel(discard=True)
             raise

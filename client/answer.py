@@ -1,18 +1,80 @@
-"""The answer to one request, whoever waits for it: what sync and async generations have in common."""
+"""The answer to one request, whoever waits for it: what sync and async generations have in common.
+
+Where a stop string ends it is decided here. No threads and no clock.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from stagewire.client.core import events
-from stagewire.client.delivery import Finished, QueueSink, Tokens
+from stagewire.client.core.events import DeliverEnding
+from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.links.loop import ClientLoop
-from stagewire.client.result import RequestFailed, Result, TokenEvent
-from stagewire.client.transcript import Transcript
-from stagewire.wire.errors import ErrorCode, RequestRefused
+from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import Generate
 from stagewire.wire.request import Ending, FinishReason, Usage
+from stagewire.wire.returns import TokenLogprobs
+
+if TYPE_CHECKING:
+    from stagewire.client.text.stream import TextStream
+
+_NEWS_TOKENS = 64
+"""After so many tokens the socket thread is woken to hear of it: well before half of a return link's window."""
+
+
+class Transcript:
+    """Tokens to events and, at the end, to the result.
+
+    `stream` gives the text and finds stop strings; without it there are token ids only.
+    """
+
+    def __init__(self, num_prompt_tokens: int, stream: TextStream | None) -> None:
+        self._num_prompt_tokens, self._stream = num_prompt_tokens, stream
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def last_token_id(self) -> int:
+        return self._token_ids[-1]
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that was found; tokens after it are not wanted."""
+        return self._stream.stopped if self._stream else None
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None) -> TokenEvent:
+        """Append one token."""
+        text = self._stream.push(token_id) if self._stream else ""
+        self._texts.append(text)
+        self._token_ids.append(token_id)
+        index = len(self._token_ids) - 1
+        if logprobs is None:
+            return TokenEvent(token_id, text, index)
+        return TokenEvent(token_id, text, index, logprobs.chosen, logprobs.top)
+
+    def flush(self) -> str:
+        """Text that was held back and now comes after all: there are no more tokens."""
+        text = self._stream.finish() if self._stream else ""
+        self._texts.append(text)
+        return text
+
+    def result(self, ending: Ending, timings: Timings, refused: bool = False) -> Result:
+        """The result, whose usage counts the tokens that are kept."""
+        usage = Usage(self._num_prompt_tokens, self.num_tokens, ending.usage.cached_tokens)
+        reason = ending.finish_reason
+        error = _error(ending, refused) if reason is FinishReason.FAILED else None
+        text, token_ids = "".join(self._texts), tuple(self._token_ids)
+        return Result(
+            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens, error
+        )
 
 
 class Answer:
@@ -22,27 +84,27 @@ class Answer:
     """
 
     def __init__(
-        self, owner: object, loop: ClientLoop, generate: Generate, transcript: Transcript, sink: QueueSink
+        self, owner: object, loop: ClientLoop, generate: Generate, transcript: Transcript, deliveries: Deliveries
     ) -> None:
         # A client that nobody refers to closes, but not under a request that somebody reads.
         self._owner = owner
         self._loop, self._request_id = loop, generate.request_id
-        self._transcript, self._sink = transcript, sink
+        self._transcript, self._deliveries = transcript, deliveries
         self._waiting: deque[TokenEvent] = deque()
         self._is_cancelled = False
         self.result: Result | None = None
-        loop.submit(generate, sink)
+        loop.submit(generate, deliveries)
 
     @property
     def is_over(self) -> bool:
         """The result is there and every token was taken."""
         return self.result is not None and not self._waiting
 
-    def deliver(self, delivery: Tokens | Finished) -> None:
+    def deliver(self, delivery: Delivery) -> None:
         """Take what came; what comes after a stop string, or after the result, is dropped."""
         if self.result is not None:
             return
-        if isinstance(delivery, Finished):
+        if isinstance(delivery, DeliverEnding):
             self._finish(delivery)
             return
         logprobs = delivery.logprobs or (None,) * len(delivery.token_ids)
@@ -59,13 +121,13 @@ class Answer:
     def _end_here(self, reason: FinishReason, code: ErrorCode | None = None, detail: str = "") -> None:
         """The caller's side ends the answer; what the pipeline still computes of it nobody wants."""
         self._loop.post(events.CancelRequest(self._request_id, discard=True))
-        self._sink.stopwatch.end()
+        self._deliveries.end()
         self._transcript.flush()
         ending = Ending(reason, self._transcript.num_tokens, Usage(0, 0), (), code, detail)
-        self.result = self._transcript.result(ending, self._sink.stopwatch.timings(None))
+        self.result = self._transcript.result(ending, self._deliveries.timings(None))
 
-    def _finish(self, finished: Finished) -> None:
-        finished = self._explained(finished)
+    def _finish(self, delivery: DeliverEnding) -> None:
+        ending = self._explained(delivery.ending)
         tail = self._transcript.flush()
         if tail and self._waiting:
             last = self._waiting.pop()
@@ -75,19 +137,16 @@ class Answer:
         elif tail:
             # The last token was taken already: its text comes in an event without a token of its own.
             self._waiting.append(TokenEvent(self._transcript.last_token_id, tail, self._transcript.num_tokens - 1))
-        timings = self._sink.stopwatch.timings(finished.ending)
-        self.result = self._transcript.result(finished.ending, timings, finished.refused)
+        self.result = self._transcript.result(ending, self._deliveries.timings(ending), delivery.refused)
         self._acknowledge()
 
-    def _explained(self, finished: Finished) -> Finished:
+    def _explained(self, ending: Ending) -> Ending:
         """A cancel that nobody here asked for is the broker's, which had given this client up: not a plain end."""
-        ending = finished.ending
         is_ours = self._is_cancelled or self._loop.is_closing
         if is_ours or ending.finish_reason is not FinishReason.CANCELLED:
-            return finished
+            return ending
         code, detail = ErrorCode.CLIENT_GONE, "the broker had not heard of this client for long and ended its requests"
-        failed = replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
-        return Finished(failed, finished.refused)
+        return replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
 
     def take_next(self) -> TokenEvent | None:
         """The next event, acknowledged with being taken; None when none is there."""
@@ -99,7 +158,10 @@ class Answer:
 
     def _acknowledge(self) -> None:
         num_taken = self._transcript.num_tokens - len(self._waiting)
-        self._loop.post(events.Consumed(self._request_id, max(0, num_taken), ended=self.is_over))
+        if self.is_over or num_taken % _NEWS_TOKENS == 0:
+            self._loop.post(events.Consumed(self._request_id, max(0, num_taken), ended=self.is_over))
+        else:
+            self._loop.consumed(self._request_id, num_taken)
 
     def raise_error(self) -> None:
         """Raise what the result says, if it says so."""
@@ -123,3 +185,8 @@ class Answer:
     def hold(self, paused: bool) -> None:
         """Pause the request, or let it go on."""
         self._loop.post(events.HoldRequest(self._request_id, paused))
+
+
+def _error(ending: Ending, refused: bool) -> StagewireError:
+    kind = RequestRefused if refused else RequestFailed
+    return kind(ending.detail or "the request failed", ending.code or ErrorCode.INTERNAL)

@@ -8,13 +8,13 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from stagewire.client.answer import Transcript
 from stagewire.client.cards import CardCache, checked_card
 from stagewire.client.generation import Generation
 from stagewire.client.links.loop import ClientLoop
 from stagewire.client.prompt import Prompt
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
-from stagewire.client.transcript import Transcript
 from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage

@@ -1,63 +1,56 @@
-"""Hands what the socket thread delivers to whoever iterates: one queue per request, in order, without loss.
+"""From the socket thread to whoever iterates: what comes of one request, in order, without loss, timed on arrival.
 
-The queue is bounded by the protocol: a request pauses at 256 tokens that its caller has not taken.
+Bounded by the protocol: a request pauses at 256 tokens that its caller has not taken.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
-from stagewire.client.core.events import Milestone
-from stagewire.client.stopwatch import Stopwatch
+from stagewire.client.core.events import DeliverEnding, DeliverTokens, Milestone
+from stagewire.client.result import Timings, time_parts
 from stagewire.wire.request import Ending
-from stagewire.wire.returns import TokenLogprobs
+
+Delivery: TypeAlias = DeliverTokens | DeliverEnding
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens as they came; `logprobs` is empty or as long."""
+class Deliveries:
+    """Of one request, called in the socket thread: `put` must be quick. The first time of each kind counts."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The one ending. `refused`: nothing has run."""
-
-    ending: Ending
-    refused: bool
-
-
-class Sink(Protocol):
-    """Who is told what happens to a request; called in the socket thread, so it must be quick."""
-
-    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """The next tokens."""
-
-    def on_milestone(self, milestone: Milestone) -> None:
-        """Accepted, or dispatched to a pipeline."""
-
-    def on_ending(self, ending: Ending, refused: bool) -> None:
-        """The one ending; nothing comes after it."""
-
-
-class QueueSink:
-    """A `Sink` that puts everything on a queue through `put`, which any thread may call."""
-
-    def __init__(self, put: Callable[[Tokens | Finished], None]) -> None:
+    def __init__(self, put: Callable[[Delivery], None]) -> None:
         self._put = put
-        self.stopwatch = Stopwatch()
+        self._started = time.monotonic()
+        self._milestones: dict[Milestone, float] = {}
+        self._first_token_s: float | None = None
+        self._total_s: float | None = None
 
-    def on_tokens(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> None:
-        self.stopwatch.token()
-        self._put(Tokens(token_ids, logprobs))
+    def tokens(self, delivery: DeliverTokens) -> None:
+        if self._first_token_s is None:
+            self._first_token_s = self._now_s()
+        self._put(delivery)
 
-    def on_milestone(self, milestone: Milestone) -> None:
-        self.stopwatch.milestone(milestone)
+    def milestone(self, milestone: Milestone) -> None:
+        self._milestones.setdefault(milestone, self._now_s())
 
-    def on_ending(self, ending: Ending, refused: bool) -> None:
-        self.stopwatch.end()
-        self._put(Finished(ending, refused))
+    def ending(self, delivery: DeliverEnding) -> None:
+        """The one ending; nothing comes after it."""
+        self.end()
+        self._put(delivery)
+
+    def end(self) -> None:
+        """The total time is up, on whichever side it ended."""
+        if self._total_s is None:
+            self._total_s = self._now_s()
+
+    def timings(self, ending: Ending | None) -> Timings:
+        """With what the pipeline says in its ending; None where this side ended it."""
+        total_s = self._now_s() if self._total_s is None else self._total_s
+        accepted, dispatched = (self._milestones.get(m) for m in (Milestone.ACCEPTED, Milestone.DISPATCHED))
+        timing = ending.timing if ending else None
+        parts = time_parts(timing, accepted, dispatched, total_s) if timing else None
+        return Timings(accepted, dispatched, self._first_token_s, total_s, ending.timings if ending else (), parts)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._started

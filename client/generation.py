@@ -7,11 +7,10 @@ import time
 import weakref
 from types import TracebackType
 
-from stagewire.client.answer import Answer
-from stagewire.client.delivery import Finished, QueueSink, Tokens
+from stagewire.client.answer import Answer, Transcript
+from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.links.loop import ClientLoop
 from stagewire.client.result import RequestFailed, Result, TokenEvent
-from stagewire.client.transcript import Transcript
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
 
@@ -27,9 +26,9 @@ class Generation:
 
     def __init__(self, owner: object, loop: ClientLoop, generate: Generate, transcript: Transcript) -> None:
         self.request_id = generate.request_id
-        deliveries: queue.SimpleQueue[Tokens | Finished] = queue.SimpleQueue()
+        deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._deliveries = deliveries
-        self._answer = Answer(owner, loop, generate, transcript, QueueSink(deliveries.put))
+        self._answer = Answer(owner, loop, generate, transcript, Deliveries(deliveries.put))
         # Not this object's method: the finalizer must not keep alive what it waits for.
         weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
 

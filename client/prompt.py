@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from stagewire.client.transcript import Transcript
+from stagewire.client.answer import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
 from stagewire.wire.limits import MAX_PROMPT_TOKENS, MAX_STOP_TOKENS, MAX_TOKENS

@@ -27,8 +27,8 @@ from stagewire.client.core.events import (
 )
 from stagewire.client.core.questions import Questions
 from stagewire.client.core.request_table import RequestTable
+from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
-from stagewire.client.core.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches
 from stagewire.wire.codec import Message, decode
@@ -84,7 +84,10 @@ class ClientCore:
         """Take one event at `now` (monotonic seconds)."""
         if self.is_closed:
             return []
-        out = self._on_api(event, now) or self._on_broker(event, now) or self._on_link(event, now)
+        if isinstance(event, LinkMessage):  # every token
+            out = self._from_tail(event.generation, event.message, now)
+        else:
+            out = self._on_api(event, now) or self._on_broker(event, now) or self._on_link(event, now)
         for epoch in self._links.take_established():
             out += self._requests.link_up(epoch)
         return out + self._requests.acknowledge(now)
@@ -191,14 +194,15 @@ class ClientCore:
             case LinkFaulty():
                 lost = self._links.gone(event.generation, now, is_broken=False)
                 return self._violation(f"from=link detail={event.detail!r}") + lost
-            case LinkMessage(generation, TailHello() as hello):
-                return self._links.greeted(generation, hello, now)
-            case LinkMessage(generation, ReturnTokens() as tokens):
-                epoch = self._links.epoch_of(generation)
-                return self._take(epoch, tokens, now) if epoch else self._links.gone(generation, now, is_broken=False)
-            case LinkMessage():
-                return self._links.gone(event.generation, now, is_broken=False)
         return []
+
+    def _from_tail(self, generation: int, message: Message, now: float) -> list[Instruction]:
+        if isinstance(message, ReturnTokens):
+            epoch = self._links.epoch_of(generation)
+            return self._take(epoch, message, now) if epoch else self._links.gone(generation, now, is_broken=False)
+        if isinstance(message, TailHello):
+            return self._links.greeted(generation, message, now)
+        return self._links.gone(generation, now, is_broken=False)
 
     def _relayed(self, relay: RelayToClient, now: float) -> list[Instruction]:
         try:

@@ -117,7 +117,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question to the broker, whose answer `questions.py` knows; None waits for its welcome."""
+    """A question to the broker, whose reply `questions.py` knows; None waits for its welcome."""
 
     ticket: int
     message: Message | None
@@ -214,13 +214,17 @@ class DeliverEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
+    """What the broker says to an `Ask`."""
+
     ticket: int
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerError:
+class NoReply:
+    """Why it says nothing, or will not."""
+
     ticket: int
     code: ErrorCode
     detail: str
@@ -234,7 +238,7 @@ Instruction: TypeAlias = (
     | DeliverTokens
     | DeliverMilestone
     | DeliverEnding
-    | Answer
-    | AnswerError
+    | Reply
+    | NoReply
     | Note
 )

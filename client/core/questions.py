@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagewire.client.core.broker_link import BrokerLink
-from stagewire.client.core.events import Answer, AnswerError, Ask, Instruction, SendBroker
+from stagewire.client.core.events import Ask, Instruction, NoReply, Reply, SendBroker
 from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
@@ -51,11 +51,11 @@ class Questions:
         """Ask at once if there is a connection; `welcome` is the broker's, if it has greeted."""
         refusal = self._broker.refusal
         if refusal is not None:
-            return [AnswerError(ask.ticket, refusal.code, refusal.detail)]
+            return [NoReply(ask.ticket, refusal.code, refusal.detail)]
         if ask.message is None and welcome is not None:
-            return [Answer(ask.ticket, welcome)]
+            return [Reply(ask.ticket, welcome)]
         if len(self) >= MAX_QUESTIONS:
-            return [AnswerError(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{len(self)} questions wait for an answer")]
+            return [NoReply(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{len(self)} questions wait for an answer")]
         self._open[ask.ticket] = _Question(ask, now + ask.timeout_s)
         return list(self._send(self._open[ask.ticket], now))
 
@@ -64,7 +64,7 @@ class Questions:
         tickets = [ticket for ticket, question in self._open.items() if question.is_answered_by(reply)]
         for ticket in tickets:
             del self._open[ticket]
-        return [Answer(ticket, reply) for ticket in tickets]
+        return [Reply(ticket, reply) for ticket in tickets]
 
     def connected(self, now: float) -> list[Instruction]:
         """A new connection knows none of our questions."""
@@ -78,12 +78,12 @@ class Questions:
 
     def end_all(self, code: ErrorCode, detail: str) -> list[Instruction]:
         tickets, self._open = list(self._open), {}
-        return [AnswerError(ticket, code, detail) for ticket in tickets]
+        return [NoReply(ticket, code, detail) for ticket in tickets]
 
     def _time_out(self, ticket: int) -> Instruction:
         question = self._open.pop(ticket)
         detail = f"no answer from the broker at {self._endpoint} within {question.ask.timeout_s:g} s"
-        return AnswerError(ticket, ErrorCode.UNREACHABLE, detail)
+        return NoReply(ticket, ErrorCode.UNREACHABLE, detail)
 
     def _send(self, question: _Question, now: float) -> Iterator[Instruction]:
         if self._broker.is_connected and question.ask.message is not None:

@@ -1,14 +1,14 @@
 """All requests of a client: what the broker and the tails say of them, what to repeat, when to give up."""
 
+# Over 300 lines: whoever changes a request's state must see all that may.
+
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stagewire.client.core.acknowledgements import Acknowledgements
 from stagewire.client.core.broker_link import BrokerLink
-from stagewire.client.core.endings import cancelled, failed, refusal
 from stagewire.client.core.events import (
     Consumed,
     DeliverEnding,
@@ -18,7 +18,7 @@ from stagewire.client.core.events import (
     Milestone,
     SendBroker,
 )
-from stagewire.client.core.requests import Request, RequestState, RequestTrigger
+from stagewire.client.core.requests import Acknowledgements, ClientRequest, RequestState, RequestTrigger
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.core.silence import overdue_ending
 from stagewire.client.settings import ClientSettings
@@ -42,7 +42,7 @@ class RequestTable:
     def __init__(self, settings: ClientSettings, broker: BrokerLink, links: ReturnLinks) -> None:
         self._settings, self._broker, self._links = settings, broker, links
         self._acks = Acknowledgements(links)
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, ClientRequest] = {}
         # Ended by their peers, so that a late answer of the broker needs no reaction.
         self._recent: OrderedDict[str, None] = OrderedDict()
 
@@ -53,7 +53,7 @@ class RequestTable:
     def busy_epochs(self) -> set[Epoch]:
         return {request.epoch for request in self._live() if request.epoch is not None}
 
-    def _live(self) -> Iterator[Request]:
+    def _live(self) -> Iterator[ClientRequest]:
         return (request for request in list(self._requests.values()) if request.is_live)
 
     # --- from the caller --------------------------------------------------------------------------------------
@@ -61,12 +61,17 @@ class RequestTable:
     def submit(self, generate: Generate, now: float) -> list[Instruction]:
         error = self._broker.refusal
         if error is not None:
-            return [refusal(generate, error.code, error.detail)]
+            return self._refuse(generate, error.code, error.detail)
         if len(self) >= self._settings.max_requests:
             detail = f"this client has {len(self)} requests; at most {self._settings.max_requests}"
-            return [refusal(generate, ErrorCode.CLIENT_LIMIT, detail)]
-        request = self._requests[generate.request_id] = Request(generate, submitted_at=now)
+            return self._refuse(generate, ErrorCode.CLIENT_LIMIT, detail)
+        request = self._requests[generate.request_id] = ClientRequest(generate, submitted_at=now)
         return self._ask(request, now) if self._broker.is_welcomed else []
+
+    def _refuse(self, generate: Generate, code: ErrorCode, detail: str) -> list[Instruction]:
+        """The ending of a request that was never admitted."""
+        ending = ClientRequest(generate, submitted_at=0.0).failed(code, detail)
+        return [DeliverEnding(generate.request_id, ending, refused=True)]
 
     def cancel(self, request_id: str, discard: bool, now: float) -> list[Instruction]:
         """End a request; what was sent to it before its ending still counts."""
@@ -80,7 +85,7 @@ class RequestTable:
         if not request.is_live or request.cancelled_at is not None:
             return []
         if request.asked_at is None:
-            return self._end(request, cancelled(request), now)
+            return self._end(request, request.cancelled(), now)
         request.cancelled_at = now
         path = self._links.path(request.epoch)
         return self._cancel_on_link(request) if path is not None else [SendBroker(Cancel(request_id))]
@@ -136,7 +141,7 @@ class RequestTable:
         if request is None or request.state not in (RequestState.SENT, RequestState.ACCEPTED):
             return []
         self._remember(request)
-        ending = failed(request, message.code, message.detail)
+        ending = request.failed(message.code, message.detail)
         return self._end(request, ending, now, refused=True)
 
     def ended(self, message: Ended, now: float) -> list[Instruction]:
@@ -156,7 +161,7 @@ class RequestTable:
         request.num_gaps += 1
         return False
 
-    def _wanted(self, epoch: Epoch, item: ReturnItem) -> Request | None:
+    def _wanted(self, epoch: Epoch, item: ReturnItem) -> ClientRequest | None:
         """The live request that an item is for; none if a later pipeline runs it."""
         request = self._requests.get(item.request_id)
         if request is None or not request.is_live or (request.epoch is not None and epoch < request.epoch):
@@ -199,6 +204,8 @@ class RequestTable:
 
     def acknowledge(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
+        if not self._acks.is_due(now):
+            return out
         for epoch, ack, requests in self._acks.flush(now):
             out += self._links.send(epoch, ack)
             for request in (r for r in requests if r.is_ending_taken):
@@ -216,7 +223,7 @@ class RequestTable:
                 del self._requests[request.request_id]
         return out
 
-    def _repeat(self, request: Request, now: float) -> list[Instruction]:
+    def _repeat(self, request: ClientRequest, now: float) -> list[Instruction]:
         if not self._broker.is_welcomed or request.asked_at is None:
             return []
         out: list[Instruction] = []
@@ -229,20 +236,20 @@ class RequestTable:
 
     def end_all(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:
         """The broker will not have us: everything ends for the same reason."""
-        ends = [self._end(r, failed(r, code, detail), now, refused=not r.num_tokens) for r in self._live()]
+        ends = [self._end(r, r.failed(code, detail), now, refused=not r.num_tokens) for r in self._live()]
         return [instruction for end in ends for instruction in end]
 
     def close(self, now: float) -> list[Instruction]:
         """The client leaves: its requests are cancelled by the broker, which hears of it."""
-        return [instruction for request in self._live() for instruction in self._end(request, cancelled(request), now)]
+        return [instruction for request in self._live() for instruction in self._end(request, request.cancelled(), now)]
 
-    def _ask(self, request: Request, now: float) -> list[Instruction]:
+    def _ask(self, request: ClientRequest, now: float) -> list[Instruction]:
         request.asked_at = now
         if request.waits_since is None:
             request.waits_since = now
         return [SendBroker(request.generate)]
 
-    def _answered(self, request_id: str) -> Request | None:
+    def _answered(self, request_id: str) -> ClientRequest | None:
         """The live request that the broker speaks of; it owes us no answer now."""
         request = self._requests.get(request_id)
         if request is None or not request.is_live:
@@ -259,23 +266,23 @@ class RequestTable:
         cancel = ReturnControl(item.request_id, ReturnAction.CANCEL)
         return [] if item.ending is not None else self._links.send(epoch, cancel)
 
-    def _cancel_on_link(self, request: Request) -> list[Instruction]:
+    def _cancel_on_link(self, request: ClientRequest) -> list[Instruction]:
         return self._control(request, ReturnAction.CANCEL)
 
-    def _send_hold(self, request: Request) -> list[Instruction]:
+    def _send_hold(self, request: ClientRequest) -> list[Instruction]:
         return self._control(request, ReturnAction.PAUSE if request.hold else ReturnAction.RESUME)
 
-    def _control(self, request: Request, action: ReturnAction) -> list[Instruction]:
+    def _control(self, request: ClientRequest, action: ReturnAction) -> list[Instruction]:
         message = ReturnControl(request.request_id, action)
         return [] if request.epoch is None else self._links.send(request.epoch, message)
 
-    def _abandon(self, request: Request, ending: Ending, now: float) -> list[Instruction]:
+    def _abandon(self, request: ClientRequest, ending: Ending, now: float) -> list[Instruction]:
         """End it here, and there, should anybody hear it."""
         is_unsent = request.asked_at is None
         farewell = [] if is_unsent else [*self._cancel_on_link(request), SendBroker(Cancel(request.request_id))]
         return farewell + self._end(request, ending, now, refused=is_unsent)
 
-    def _end(self, request: Request, ending: Ending, now: float, refused: bool = False) -> list[Instruction]:
+    def _end(self, request: ClientRequest, ending: Ending, now: float, refused: bool = False) -> list[Instruction]:
         request.ended(now)
         # The prompt was only kept to be sent again.
         request.generate = replace(request.generate, prompt_token_ids=TokenIds())
@@ -287,7 +294,7 @@ class RequestTable:
         note = Note("request_ended", f"request={request.request_id} reason={reason} tokens={request.num_tokens}")
         return [DeliverEnding(request.request_id, ending, refused), note]
 
-    def _remember(self, request: Request) -> None:
+    def _remember(self, request: ClientRequest) -> None:
         self._recent[request.request_id] = None
         if len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)

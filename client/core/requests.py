@@ -1,15 +1,21 @@
-"""One request as its client sees it: how far it is, which tokens it has, and what nobody has confirmed yet."""
+"""One request as its client sees it: how far it is, which tokens it has, and what its tail must still be told."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from stagewire.client.core.return_links import ReturnLinks
 from stagewire.wire.epoch import Epoch
+from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
 from stagewire.wire.machine import Machine
-from stagewire.wire.request import Ending
-from stagewire.wire.returns import Acknowledgement, ReturnItem
+from stagewire.wire.request import Ending, FinishReason, Usage
+from stagewire.wire.returns import RETURN_WINDOW, Acknowledgement, ReturnAck, ReturnItem
+
+ACKNOWLEDGE_S = 0.05
+HALF_WINDOW = RETURN_WINDOW // 2
 
 
 class RequestState(str, Enum):
@@ -54,7 +60,7 @@ def _new_machine() -> Machine[RequestState, RequestTrigger]:
 
 
 @dataclass(slots=True)
-class Request:
+class ClientRequest:
     """One generation.
 
     Attributes:
@@ -117,12 +123,15 @@ class Request:
     def new_part(self, item: ReturnItem) -> ReturnItem:
         """The item without the tokens that are here already."""
         num_known = self.num_tokens - item.first_sequence
+        if not num_known:
+            return item
         return replace(item, first_sequence=self.num_tokens, token_ids=item.token_ids[num_known:],
                        logprobs=item.logprobs[num_known:])  # fmt: skip
 
     def took(self, item: ReturnItem) -> None:
         """Book `item`, which `new_part` gave."""
-        self.machine.fire(RequestTrigger.TOKENS)
+        if self.state is not RequestState.STREAMING:
+            self.machine.fire(RequestTrigger.TOKENS)
         self.num_tokens += len(item.token_ids)
         if self.is_discarded:
             self.num_taken = self.num_tokens
@@ -146,8 +155,66 @@ class Request:
     def acknowledgement(self) -> Acknowledgement:
         return Acknowledgement(self.request_id, self.num_taken, self.is_ending_taken)
 
+    # --- the endings that a client writes itself, where nobody else can ---
+
+    def failed(self, code: ErrorCode, detail: str) -> Ending:
+        return Ending(FinishReason.FAILED, self.num_tokens, self._usage, (), code, detail)
+
+    def cancelled(self) -> Ending:
+        return Ending(FinishReason.CANCELLED, self.num_tokens, self._usage)
+
+    @property
+    def _usage(self) -> Usage:
+        return Usage(len(self.generate.prompt_token_ids), self.num_tokens)
+
     def check_invariants(self) -> None:
         assert 0 <= self.num_acknowledged <= self.num_taken <= self.num_tokens
         assert (self.ended_at is None) == self.is_live
         assert not (self.is_ending_taken and self.is_live)
         assert self.state is not RequestState.STREAMING or self.epoch is not None
+
+
+class Acknowledgements:
+    """When a tail is told which of its tokens have reached the caller: at most every 50 ms, or at half the window."""
+
+    def __init__(self, links: ReturnLinks) -> None:
+        self._links = links
+        self._requests: dict[str, ClientRequest] = {}
+        self._strays: dict[Epoch, list[Acknowledgement]] = {}
+        self._sent_at = float("-inf")
+        self._is_urgent = False
+
+    def note(self, request: ClientRequest) -> None:
+        """The caller has more of this request than its tail may know."""
+        self._requests[request.request_id] = request
+        self._is_urgent |= request.num_taken - request.num_acknowledged >= HALF_WINDOW
+
+    def stray(self, epoch: Epoch, item: ReturnItem) -> None:
+        """Nobody waits for this item: its tail need not keep it."""
+        num_tokens = item.first_sequence + len(item.token_ids)
+        ack = Acknowledgement(item.request_id, num_tokens, item.ending is not None)
+        self._strays.setdefault(epoch, []).append(ack)
+
+    def is_due(self, now: float) -> bool:
+        has_any = bool(self._requests or self._strays)
+        return has_any and (self._is_urgent or now - self._sent_at >= ACKNOWLEDGE_S)
+
+    def flush(self, now: float) -> Iterator[tuple[Epoch, ReturnAck, list[ClientRequest]]]:
+        """What is to be sent to each tail that can be reached, and the requests that it confirms.
+
+        What cannot be sent is forgotten: a new link has all its requests noted again.
+        """
+        self._sent_at, self._is_urgent = now, False
+        requests, self._requests = self._requests, {}
+        strays, self._strays = self._strays, {}
+        confirmed: dict[Epoch, list[ClientRequest]] = {epoch: [] for epoch in strays}
+        for request in requests.values():
+            if request.epoch is not None:
+                confirmed.setdefault(request.epoch, []).append(request)
+        for epoch, group in confirmed.items():
+            if self._links.path(epoch) is None:
+                continue
+            items = [*strays.get(epoch, ()), *(request.acknowledgement() for request in group)]
+            for request in group:
+                request.num_acknowledged = request.num_taken
+            yield epoch, ReturnAck(tuple(items)), group

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from stagewire.client.core.events import BindOffer, CloseSocket, Instruction, SendBroker, SendLink
-from stagewire.client.core.return_pipeline import RELAY, Pipeline
-from stagewire.client.core.return_socket import ReturnSocket, SocketState
+from stagewire.client.core.return_ends import RELAY, ReturnSocket, SocketState, Tail
 from stagewire.wire.codec import Message, encode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import OfferReturn, RelayToTail
@@ -20,18 +19,18 @@ from stagewire.wire.tensor import Blob
 
 BIND_AGAIN_S = 1.0
 IDLE_S = 60.0
-"""A pipeline without link and without requests is forgotten after this."""
-MAX_IDLE_PIPELINES = 16
-"""Idle pipelines that are remembered at all, oldest forgotten first."""
+"""A tail without link and without requests is forgotten after this."""
+MAX_IDLE_TAILS = 16
+"""Idle tails that are remembered at all, oldest forgotten first."""
 
 
 class ReturnLinks:
-    """All return sockets of a client and its path to each pipeline."""
+    """All return sockets of a client and its path to each tail."""
 
     def __init__(self, client_id: str, is_direct: bool) -> None:
         self._client_id, self._is_direct = client_id, is_direct
         self._sockets: dict[int, ReturnSocket] = {}
-        self._pipelines: dict[Epoch, Pipeline] = {}
+        self._tails: dict[Epoch, Tail] = {}
         self._last_generation = 0
         self._bind_again_at: float | None = None
         self._established: list[Epoch] = []
@@ -46,13 +45,13 @@ class ReturnLinks:
 
     def path(self, epoch: Epoch | None) -> int | None:
         """Where this epoch's tail is reached now: a generation, `RELAY`, or None."""
-        pipeline = self._pipelines.get(epoch) if epoch else None
-        return None if pipeline is None or pipeline.is_reply_due else pipeline.path
+        tail = self._tails.get(epoch) if epoch else None
+        return None if tail is None or tail.is_reply_due else tail.path
 
     def lost_at(self, epoch: Epoch | None) -> float | None:
         """Since when a direct path to this epoch's tail is missing."""
-        pipeline = self._pipelines.get(epoch) if epoch else None
-        return pipeline.lost_at if pipeline and pipeline.path is None else None
+        tail = self._tails.get(epoch) if epoch else None
+        return tail.lost_at if tail and tail.path is None else None
 
     def epoch_of(self, generation: int) -> Epoch | None:
         """The epoch whose path this socket is."""
@@ -84,10 +83,10 @@ class ReturnLinks:
         socket.bound(offer)
         if socket.epoch is None:
             return [SendBroker(OfferReturn(offer))]
-        pipeline = self._pipelines[socket.epoch]
-        if pipeline.is_reply_due:
-            return self._reply(pipeline)
-        return self.send(pipeline.epoch, ReturnNext(offer))
+        tail = self._tails[socket.epoch]
+        if tail.is_reply_due:
+            return self._reply(tail)
+        return self.send(tail.epoch, ReturnNext(offer))
 
     def bind_failed(self, generation: int, detail: str, now: float) -> list[Instruction]:
         """No socket could be bound, so tokens may have to come through the broker; try again later."""
@@ -99,13 +98,13 @@ class ReturnLinks:
         if epoch is None:
             self._bind_again_at = now + BIND_AGAIN_S
             return out
-        pipeline = self._pipelines[epoch]
-        pipeline.next = None
-        return out + (self._reply(pipeline) if pipeline.is_reply_due else [])
+        tail = self._tails[epoch]
+        tail.next = None
+        return out + (self._reply(tail) if tail.is_reply_due else [])
 
     def assigned(self, epoch: Epoch, generation: int | None, now: float) -> list[Instruction]:
         """The broker has given an offer to this pipeline: bind the next one."""
-        self._pipeline(epoch, now)
+        self._tail(epoch, now)
         socket = self._sockets.get(generation) if generation is not None else None
         if socket is None or socket.epoch is not None:
             return []
@@ -125,16 +124,16 @@ class ReturnLinks:
         if socket is None:
             return []
         out = self._close(generation)
-        pipeline = self._pipelines.get(socket.epoch) if socket.epoch else None
-        if pipeline is None:
+        tail = self._tails.get(socket.epoch) if socket.epoch else None
+        if tail is None:
             return [*out, Note("return_offer_spoiled", f"generation={generation}"), *self._bind(None)]
-        if pipeline.next == generation:
-            pipeline.next = None
-            return out + self._bind(pipeline)
-        if pipeline.path == generation:
-            pipeline.path, pipeline.lost_at, pipeline.is_reply_due = None, now, False
+        if tail.next == generation:
+            tail.next = None
+            return out + self._bind(tail)
+        if tail.path == generation:
+            tail.path, tail.lost_at, tail.is_reply_due = None, now, False
             why = "disconnected" if is_broken else "violation"
-            out.append(Note("return_link_lost", f"epoch={pipeline.epoch} link={pipeline.link} reason={why}"))
+            out.append(Note("return_link_lost", f"epoch={tail.epoch} link={tail.link} reason={why}"))
         return out
 
     def greeted(self, generation: int, hello: TailHello, now: float) -> list[Instruction]:
@@ -146,48 +145,48 @@ class ReturnLinks:
         is_new = socket.state is not SocketState.LINKED and socket.epoch in (None, hello.epoch)
         if not is_tail or not is_new:
             return self.gone(generation, now, is_broken=False)
-        pipeline = self._pipeline(hello.epoch, now)
+        tail = self._tail(hello.epoch, now)
         out = self.assigned(hello.epoch, generation, now)
-        if hello.link <= pipeline.link:
+        if hello.link <= tail.link:
             return out + self.gone(generation, now, is_broken=False)
         socket.linked()
-        return out + self._establish(pipeline, generation, hello)
+        return out + self._establish(tail, generation, hello)
 
     def greeted_on_relay(self, hello: TailHello, now: float) -> list[Instruction]:
         """The same through the broker: the tail had nothing left to dial."""
-        pipeline = self._pipeline(hello.epoch, now)
-        if hello.link < pipeline.link or hello.client_id != self._client_id:
+        tail = self._tail(hello.epoch, now)
+        if hello.link < tail.link or hello.client_id != self._client_id:
             return []
-        if hello.link == pipeline.link and hello.tail_nonce != pipeline.tail_nonce:
+        if hello.link == tail.link and hello.tail_nonce != tail.tail_nonce:
             return []
-        if hello.link == pipeline.link and pipeline.path == RELAY:
+        if hello.link == tail.link and tail.path == RELAY:
             # Our reply was slow or lost.
-            return [] if pipeline.is_reply_due else self._reply(pipeline)
+            return [] if tail.is_reply_due else self._reply(tail)
         # What the tail knew of it has dialled in vain.
-        out = self._close(pipeline.next) if pipeline.next is not None else []
-        pipeline.next = None
-        return out + self._establish(pipeline, RELAY, hello)
+        out = self._close(tail.next) if tail.next is not None else []
+        tail.next = None
+        return out + self._establish(tail, RELAY, hello)
 
     def violated(self, epoch: Epoch, now: float) -> list[Instruction]:
         """The tail broke the rules on its path: give that up, so that it greets anew and sends again."""
-        pipeline = self._pipelines[epoch]
-        if pipeline.path == RELAY:
+        tail = self._tails[epoch]
+        if tail.path == RELAY:
             # Silence is what makes a tail on the relay greet again.
-            pipeline.path = None
-            return [Note("return_link_lost", f"epoch={epoch} link={pipeline.link} reason=violation")]
-        return self.gone(pipeline.path, now, is_broken=False) if pipeline.path is not None else []
+            tail.path = None
+            return [Note("return_link_lost", f"epoch={epoch} link={tail.link} reason=violation")]
+        return self.gone(tail.path, now, is_broken=False) if tail.path is not None else []
 
     def broker_changed(self, same_broker: bool, now: float) -> None:
         """What was under way through the broker may be lost, and nobody can tell: give up the relay paths."""
-        for pipeline in self._pipelines.values():
-            if pipeline.path == RELAY:
-                pipeline.path, pipeline.is_reply_due, pipeline.lost_at = None, False, None
-            if pipeline.path is None and pipeline.lost_at is None and not same_broker:
+        for tail in self._tails.values():
+            if tail.path == RELAY:
+                tail.path, tail.is_reply_due, tail.lost_at = None, False, None
+            if tail.path is None and tail.lost_at is None and not same_broker:
                 # A tail that lives greets a new broker's clients again; one that does not is missing.
-                pipeline.lost_at = now
+                tail.lost_at = now
 
     def tick(self, busy: Collection[Epoch], now: float) -> list[Instruction]:
-        """Strangers' time is up; idle pipelines are forgotten; failed binds are tried again.
+        """Strangers' time is up; idle tails are forgotten; failed binds are tried again.
 
         `busy` are the epochs that requests live in.
         """
@@ -201,7 +200,7 @@ class ReturnLinks:
         return out + self._forget_idle(busy, now)
 
     def close(self) -> list[Instruction]:
-        self._pipelines.clear()
+        self._tails.clear()
         closing = [self._close(generation) for generation in list(self._sockets)]
         return [instruction for one in closing for instruction in one]
 
@@ -210,45 +209,45 @@ class ReturnLinks:
     def _unassigned(self) -> ReturnSocket | None:
         return next((socket for socket in self._sockets.values() if socket.epoch is None), None)
 
-    def _pipeline(self, epoch: Epoch, now: float) -> Pipeline:
-        pipeline = self._pipelines.setdefault(epoch, Pipeline(epoch, now))
-        pipeline.used_at = now
-        return pipeline
+    def _tail(self, epoch: Epoch, now: float) -> Tail:
+        tail = self._tails.setdefault(epoch, Tail(epoch, now))
+        tail.used_at = now
+        return tail
 
-    def _bind(self, pipeline: Pipeline | None) -> list[Instruction]:
-        """Bind a fresh socket, for the broker to give away or as `pipeline`'s next."""
+    def _bind(self, tail: Tail | None) -> list[Instruction]:
+        """Bind a fresh socket, for the broker to give away or as `tail`'s next."""
         self._last_generation += 1
-        epoch = pipeline.epoch if pipeline else None
+        epoch = tail.epoch if tail else None
         self._sockets[self._last_generation] = ReturnSocket(self._last_generation, epoch)
-        if pipeline:
-            pipeline.next = self._last_generation
+        if tail:
+            tail.next = self._last_generation
         return [BindOffer(self._last_generation)]
 
     def _close(self, generation: int) -> list[Instruction]:
         del self._sockets[generation]
         return [CloseSocket(generation)]
 
-    def _establish(self, pipeline: Pipeline, path: int, hello: TailHello) -> list[Instruction]:
+    def _establish(self, tail: Tail, path: int, hello: TailHello) -> list[Instruction]:
         """Of two links the higher wins; the reply waits until it can say where to dial next."""
-        if pipeline.next is not None and pipeline.next <= path:
+        if tail.next is not None and tail.next <= path:
             # Used by this very link, or passed over for a newer one.
-            pipeline.next = None
-        pipeline.link, pipeline.path, pipeline.tail_nonce = hello.link, path, hello.tail_nonce
-        pipeline.lost_at, pipeline.is_reply_due = None, True
+            tail.next = None
+        tail.link, tail.path, tail.tail_nonce = hello.link, path, hello.tail_nonce
+        tail.lost_at, tail.is_reply_due = None, True
         how = "broker" if path == RELAY else "direct"
         out: list[Instruction] = [Note("return_link", f"epoch={hello.epoch} link={hello.link} path={how}")]
         # The link before, and offers older than the one that was answered: nobody will come there any more.
-        out += self._close_all(pipeline.epoch, {path, pipeline.next})
-        if not self._is_direct or pipeline.next is not None:
-            return out + self._reply(pipeline)
-        return out + self._bind(pipeline)
+        out += self._close_all(tail.epoch, {path, tail.next})
+        if not self._is_direct or tail.next is not None:
+            return out + self._reply(tail)
+        return out + self._bind(tail)
 
-    def _reply(self, pipeline: Pipeline) -> list[Instruction]:
-        pipeline.is_reply_due = False
-        self._established.append(pipeline.epoch)
-        following = self._sockets.get(pipeline.next) if pipeline.next is not None else None
+    def _reply(self, tail: Tail) -> list[Instruction]:
+        tail.is_reply_due = False
+        self._established.append(tail.epoch)
+        following = self._sockets.get(tail.next) if tail.next is not None else None
         offer = following.offer if following else None
-        return self.send(pipeline.epoch, ReturnHello(pipeline.link, pipeline.tail_nonce, offer))
+        return self.send(tail.epoch, ReturnHello(tail.link, tail.tail_nonce, offer))
 
     def _through_broker(self, epoch: Epoch, message: Message) -> SendBroker:
         frames = tuple(Blob(frame) for frame in encode(message))
@@ -261,31 +260,31 @@ class ReturnLinks:
 
     def _forget_idle(self, busy: Collection[Epoch], now: float) -> list[Instruction]:
         for epoch in busy:
-            if epoch in self._pipelines:
-                self._pipelines[epoch].used_at = now
-        idle = [pipeline for pipeline in self._pipelines.values() if pipeline.epoch not in busy]
-        idle.sort(key=lambda pipeline: (pipeline.used_at, pipeline.epoch), reverse=True)
+            if epoch in self._tails:
+                self._tails[epoch].used_at = now
+        idle = [tail for tail in self._tails.values() if tail.epoch not in busy]
+        idle.sort(key=lambda tail: (tail.used_at, tail.epoch), reverse=True)
         out: list[Instruction] = []
-        for rank, pipeline in enumerate(idle):
-            is_over = pipeline.path is None and now - pipeline.used_at > IDLE_S
-            if is_over or rank >= MAX_IDLE_PIPELINES:
-                del self._pipelines[pipeline.epoch]
-                out += self._close_all(pipeline.epoch)
+        for rank, tail in enumerate(idle):
+            is_over = tail.path is None and now - tail.used_at > IDLE_S
+            if is_over or rank >= MAX_IDLE_TAILS:
+                del self._tails[tail.epoch]
+                out += self._close_all(tail.epoch)
         return out
 
     def check_invariants(self) -> None:
         """One unassigned offer at most; every socket has one use; every path and next exists."""
-        sockets, pipelines = self._sockets, self._pipelines
+        sockets, tails = self._sockets, self._tails
         assert sum(socket.epoch is None for socket in sockets.values()) <= 1
-        assert all(socket.epoch is None or socket.epoch in pipelines for socket in sockets.values())
-        for epoch, pipeline in pipelines.items():
-            for generation in (pipeline.path, pipeline.next):
+        assert all(socket.epoch is None or socket.epoch in tails for socket in sockets.values())
+        for epoch, tail in tails.items():
+            for generation in (tail.path, tail.next):
                 assert generation in (None, RELAY) or sockets[generation].epoch == epoch
-            assert pipeline.path is None or pipeline.path != pipeline.next
-            if pipeline.path:
-                assert sockets[pipeline.path].state is SocketState.LINKED
-                assert pipeline.lost_at is None
-            if pipeline.next is not None:
-                assert sockets[pipeline.next].state is not SocketState.LINKED
+            assert tail.path is None or tail.path != tail.next
+            if tail.path:
+                assert sockets[tail.path].state is SocketState.LINKED
+                assert tail.lost_at is None
+            if tail.next is not None:
+                assert sockets[tail.next].state is not SocketState.LINKED
         linked = [one.generation for one in sockets.values() if one.state is SocketState.LINKED]
-        assert set(linked) == {one.path for one in pipelines.values() if one.path}
+        assert set(linked) == {one.path for one in tails.values() if one.path}

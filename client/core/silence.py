@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from stagewire.client.core.broker_link import BrokerLink
-from stagewire.client.core.endings import failed
-from stagewire.client.core.requests import Request, RequestState
+from stagewire.client.core.requests import ClientRequest, RequestState
+from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
-from stagewire.client.core.return_pipeline import RELAY
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import Ending
@@ -15,24 +14,24 @@ MAX_GAPS = 8
 
 
 def overdue_ending(
-    request: Request, broker: BrokerLink, links: ReturnLinks, settings: ClientSettings, now: float
+    request: ClientRequest, broker: BrokerLink, links: ReturnLinks, settings: ClientSettings, now: float
 ) -> Ending | None:
     """The ending to write for a live request, or None while there is hope."""
     if request.num_gaps > MAX_GAPS:
         detail = f"its tokens came with wrong numbers {request.num_gaps} times"
-        return failed(request, ErrorCode.PROTOCOL_ERROR, detail)
+        return request.failed(ErrorCode.PROTOCOL_ERROR, detail)
     num_waiting = request.num_tokens - request.num_taken
     if num_waiting > settings.max_buffered_tokens:
         detail = f"{num_waiting} tokens came that the caller had no room for"
-        return failed(request, ErrorCode.PROTOCOL_ERROR, detail)
+        return request.failed(ErrorCode.PROTOCOL_ERROR, detail)
     limit_s = settings.connect_timeout_s if broker.heard_at is None else settings.silence_timeout_s
     if now - _silent_since(request, broker, links, now) <= limit_s:
         return None
     detail = f"nothing was heard of the broker at {settings.endpoint} or of the pipeline for {limit_s:g} s"
-    return failed(request, ErrorCode.UNREACHABLE, detail)
+    return request.failed(ErrorCode.UNREACHABLE, detail)
 
 
-def _silent_since(request: Request, broker: BrokerLink, links: ReturnLinks, now: float) -> float:
+def _silent_since(request: ClientRequest, broker: BrokerLink, links: ReturnLinks, now: float) -> float:
     """Since when nobody is there who could still end the request.
 
     A tail that has begun to send keeps looking for a way to its client, so a direct link that stays lost is

@@ -19,7 +19,7 @@ import zmq
 
 from stagewire.client.core import events
 from stagewire.client.core.client_core import ClientCore
-from stagewire.client.delivery import Sink
+from stagewire.client.delivery import Deliveries
 from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, ReturnSockets
 from stagewire.client.settings import ClientSettings
 from stagewire.sockets.connection import WatchedSocket
@@ -33,6 +33,7 @@ from stagewire.wire.request import Ending, FinishReason, Usage
 log = logging.getLogger("stagewire.client")
 
 _TICK_S, _IDLE_TICK_S = 0.025, 0.25
+_EARLY_S = 0.001
 _OUTBOX_LIMIT = 8192
 _CLOSE_S = 2.0
 _MAX_POSTED = 100_000
@@ -48,8 +49,9 @@ class ClientLoop:
         self._settings = settings
         self._core = ClientCore(settings, secrets.token_bytes(16))
         self._posted: deque[events.Event] = deque()
-        self._sinks: dict[str, Sink] = {}
-        self._answers: dict[int, Future[Message]] = {}
+        self._consumed: dict[str, int] = {}
+        self._deliveries: dict[str, Deliveries] = {}
+        self._replies: dict[int, Future[Message]] = {}
         self._tickets = count(1)
         # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
         self._lock = threading.RLock()
@@ -57,6 +59,7 @@ class ClientLoop:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._is_awake = False
+        self._ticked_at = 0.0
         self.is_closing = False
         self._has_broker = False
         self._num_dropped = 0
@@ -73,7 +76,7 @@ class ClientLoop:
 
     # --- callers' side, any thread ---
 
-    def submit(self, generate: Generate, sink: Sink) -> None:
+    def submit(self, generate: Generate, deliveries: Deliveries) -> None:
         """Start a request.
 
         Raises:
@@ -87,7 +90,7 @@ class ClientLoop:
             raise RequestRefused(f"the request cannot be sent: {error}") from error
         with self._lock:
             self._check_open()
-            self._sinks[generate.request_id] = sink
+            self._deliveries[generate.request_id] = deliveries
         self.post(events.Submit(generate))
 
     def ask(self, message: Message | None, timeout_s: float) -> Future[Message]:
@@ -96,7 +99,7 @@ class ClientLoop:
         with self._lock:
             self._check_open()
             ticket = next(self._tickets)
-            self._answers[ticket] = future
+            self._replies[ticket] = future
         self.post(events.Ask(ticket, message, timeout_s))
         return future
 
@@ -106,9 +109,11 @@ class ClientLoop:
             if self.is_closing:
                 return
             self._posted.append(event)
-            # What callers have taken is read soon enough by itself: no wake-up for each token.
-            if not isinstance(event, events.Consumed) or event.ended:
-                self._wake()
+            self._wake()
+
+    def consumed(self, request_id: str, num_tokens: int) -> None:
+        """The caller has so many tokens by now. Looked at with the next tick: no event and no wake-up for each one."""
+        self._consumed[request_id] = num_tokens
 
     def close(self) -> None:
         """Cancel what runs, say goodbye, end the thread; takes two seconds at most."""
@@ -166,16 +171,27 @@ class ClientLoop:
         wait_s = _TICK_S if self._core.is_busy else _IDLE_TICK_S
         is_full = bool(self._broker.sending.outbox) or self._pairs.has_pending
         ready = dict(self._poller.poll(1 if is_full else int(1000 * wait_s)))
-        for event in self._take_posted():
-            self._handle(event)
+        if self._is_awake:
+            for event in self._take_posted():
+                self._handle(event)
         if self._broker.monitor in ready:
             self._watch()
         if self._broker.socket in ready:
             self._read_broker()
         for event in self._pairs.receive(ready):
             self._handle(event)
+        now = time.monotonic()
+        if now - self._ticked_at >= wait_s - _EARLY_S:
+            self._ticked_at = now
+            self._tick()
+        if is_full:
+            self._flush(now)
+
+    def _tick(self) -> None:
+        while self._consumed:
+            # One by one: callers put in at the same time.
+            self._handle(events.Consumed(*self._consumed.popitem(), ended=False))
         self._handle(events.Tick())
-        self._flush(time.monotonic())
 
     def _take_posted(self) -> list[events.Event]:
         with self._lock:
@@ -208,6 +224,8 @@ class ClientLoop:
 
     def _do(self, instruction: events.Instruction) -> events.Event | None:
         match instruction:
+            case events.DeliverTokens() | events.DeliverMilestone() | events.DeliverEnding():
+                self._deliver(instruction)
             case events.SendBroker(message):
                 self._send_broker(message)
             case events.BindOffer(generation):
@@ -216,12 +234,10 @@ class ClientLoop:
                 self._pairs.close(generation)
             case events.SendLink(generation, message):
                 return self._pairs.send(generation, message, time.monotonic())
-            case events.Answer() | events.AnswerError():
-                self._answer(instruction)
+            case events.Reply() | events.NoReply():
+                self._reply(instruction)
             case Note():
                 instruction.write(log)
-            case _:
-                self._deliver(instruction)
         return None
 
     def _send_broker(self, message: Message) -> None:
@@ -231,28 +247,28 @@ class ClientLoop:
             log.warning("event=outbox_full dropped=%s message=%s", self._num_dropped, type(message).__name__)
 
     def _deliver(self, instruction: events.DeliverTokens | events.DeliverMilestone | events.DeliverEnding) -> None:
-        sink = self._sinks.get(instruction.request_id)
-        if sink is None:
+        deliveries = self._deliveries.get(instruction.request_id)
+        if deliveries is None:
             return
         match instruction:
-            case events.DeliverTokens(_, token_ids, logprobs):
-                sink.on_tokens(token_ids, logprobs)
+            case events.DeliverTokens():
+                deliveries.tokens(instruction)
             case events.DeliverMilestone(_, milestone):
-                sink.on_milestone(milestone)
-            case events.DeliverEnding(request_id, ending, refused):
-                del self._sinks[request_id]
-                sink.on_ending(ending, refused)
+                deliveries.milestone(milestone)
+            case events.DeliverEnding(request_id):
+                del self._deliveries[request_id]
+                deliveries.ending(instruction)
 
-    def _answer(self, answer: events.Answer | events.AnswerError) -> None:
-        future = self._answers.pop(answer.ticket, None)
+    def _reply(self, reply: events.Reply | events.NoReply) -> None:
+        future = self._replies.pop(reply.ticket, None)
         if future is None or not future.set_running_or_notify_cancel():
             return
-        if isinstance(answer, events.Answer):
-            future.set_result(answer.message)
-        elif answer.code in (ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION):
-            future.set_exception(RequestRefused(answer.detail, answer.code))
+        if isinstance(reply, events.Reply):
+            future.set_result(reply.message)
+        elif reply.code in (ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION):
+            future.set_exception(RequestRefused(reply.detail, reply.code))
         else:
-            future.set_exception(StagewireError(answer.detail, answer.code))
+            future.set_exception(StagewireError(reply.detail, reply.code))
 
     def _flush(self, now: float) -> None:
         self._broker.sending.flush(now)
@@ -262,11 +278,11 @@ class ClientLoop:
         """Whatever ended the thread: nobody is left waiting, and no socket stays."""
         with self._lock:
             self.is_closing = True
-            sinks, self._sinks = [*self._sinks.values()], {}
-            answers, self._answers = [*self._answers.values()], {}
-        for sink in sinks:
-            sink.on_ending(self._last_words, refused=False)
-        for future in answers:
+            unended, self._deliveries = self._deliveries, {}
+            unanswered, self._replies = [*self._replies.values()], {}
+        for request_id, deliveries in unended.items():
+            deliveries.ending(events.DeliverEnding(request_id, self._last_words))
+        for future in unanswered:
             if future.set_running_or_notify_cancel():
                 future.set_exception(StagewireError(_CLOSED, ErrorCode.UNREACHABLE))
         self._pairs.close_all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewire.client.time_parts import TimeParts, time_parts
+from stagewire.client.result import TimeParts, time_parts
 from stagewire.wire.timing import RequestTiming
 
 TOLD = RequestTiming(

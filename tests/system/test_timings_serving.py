@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stagewire.client import Client, Result, SamplingParams
-from stagewire.client.time_parts import TimeParts
+from stagewire.client.result import TimeParts
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec
 from stagewire.sockets.condition import WireCondition

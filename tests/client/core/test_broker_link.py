@@ -7,8 +7,6 @@ from dataclasses import replace
 from support.client_core import GENERATE, Client, dispatched, offer, streaming, tokens, welcomed
 
 from stagewire.client.core.events import (
-    Answer,
-    AnswerError,
     Ask,
     BindOffer,
     BrokerConnected,
@@ -16,6 +14,8 @@ from stagewire.client.core.events import (
     CloseSocket,
     DeliverEnding,
     LinkDisconnected,
+    NoReply,
+    Reply,
     SendBroker,
     Submit,
     Tick,
@@ -102,11 +102,11 @@ def test_a_refused_hello_ends_everything_for_good() -> None:
     ending = Ending(FinishReason.FAILED, 0, Usage(2, 0), (), code, why)
     assert client.hear(HelloRefused(code, why)) == [
         DeliverEnding("r", ending, refused=True),
-        AnswerError(1, code, why),
+        NoReply(1, code, why),
         CloseSocket(1),
     ]
     assert client.on(Submit(GENERATE)) == [DeliverEnding("r", ending, refused=True)]
-    assert client.on(Ask(2, None, 9.0)) == [AnswerError(2, code, why)]
+    assert client.on(Ask(2, None, 9.0)) == [NoReply(2, code, why)]
     assert client.on(BrokerConnected()) == []
 
 
@@ -128,9 +128,9 @@ def test_questions_are_answered_once_or_time_out() -> None:
     client.on(Ask(2, GetStatus(), 3.0))
     assert SendBroker(GetStatus()) in client.on(Tick(), 1.1)
     status = Status(1, 0.0, (), (), (), 1, 0, 0, 0, "")
-    assert client.hear(status) == [Answer(1, status), Answer(2, status)]
+    assert client.hear(status) == [Reply(1, status), Reply(2, status)]
     client.on(Ask(3, GetStatus(), 3.0))
-    (error,) = [one for one in client.on(Tick(), 4.2) if isinstance(one, AnswerError)]
+    (error,) = [one for one in client.on(Tick(), 4.2) if isinstance(one, NoReply)]
     assert (error.ticket, error.code) == (3, ErrorCode.UNREACHABLE)
 
 
@@ -141,7 +141,7 @@ def test_an_answer_about_caches_is_for_who_asked_for_it() -> None:
     client.on(Ask(2, AskCaches(clear=True), 3.0))
     for ticket, clear in ((1, False), (2, True)):
         caches = Caches(clear, (), ())
-        assert client.hear(caches) == [Answer(ticket, caches)]
+        assert client.hear(caches) == [Reply(ticket, caches)]
 
 
 # --- silence --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from stagewire.client.core.events import (
     Submit,
     Tick,
 )
-from stagewire.client.core.return_pipeline import RELAY
+from stagewire.client.core.return_ends import RELAY
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode

@@ -275,7 +275,7 @@ class ClientMachine(SimulatedNetwork, RuleBasedStateMachine):
 
     @invariant()
     def sockets_are_bounded(self) -> None:
-        assert len(self.sockets) <= 1 + 4 * (len(self.core._links._pipelines) + 1)
+        assert len(self.sockets) <= 1 + 4 * (len(self.core._links._tails) + 1)
 
     def teardown(self) -> None:
         """When the weather is good again, all ends within a bounded time."""

@@ -1,7 +1,8 @@
-"""One return socket as the core sees it: an offer that is good for one connection."""
+"""The two ends of a return link as the core sees them: a socket that it offers, and the tail that dials it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from stagewire.wire.epoch import Epoch
@@ -10,6 +11,8 @@ from stagewire.wire.request import ReturnOffer
 
 HELLO_S = 2.0
 """How long whoever has connected may stay silent."""
+RELAY = 0
+"""As a path: through the broker. Generations of sockets count from 1."""
 
 
 class SocketState(str, Enum):
@@ -69,3 +72,26 @@ class ReturnSocket:
         if self._connected_at is None or self.state is not SocketState.GREETING:
             return False
         return now - self._connected_at >= HELLO_S
+
+
+@dataclass(slots=True)
+class Tail:
+    """The tail of one epoch: the path to it, and what it dials when that breaks.
+
+    Attributes:
+        link: the highest number that the tail has greeted with; `path` is where, a socket's generation or
+            `RELAY`, or None while there is none.
+        tail_nonce: of that greeting; `is_reply_due` until the next offer is bound and the reply says it.
+        next: generation of the socket that the tail dials when the path breaks.
+        lost_at: when a direct path broke; None on the relay, whose presence is the broker's.
+        used_at: when a request last needed it.
+    """
+
+    epoch: Epoch
+    used_at: float
+    link: int = 0
+    path: int | None = None
+    tail_nonce: bytes = b""
+    is_reply_due: bool = False
+    next: int | None = None
+    lost_at: float | None = None
