@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from stagewire.wire.note import Note
 from stagewire.stage.tail.core import TailCore
 from stagewire.stage.tail.return_link import LinkInstruction, SendRelay
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnHello, ReturnItem, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, SequenceFinish, SequenceStart, Slice, Step, StepResult
