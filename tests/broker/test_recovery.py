@@ -247,15 +247,6 @@ def test_a_stage_that_says_it_has_left_its_epoch_has_left_it(running: CheckedCor
     assert ended == to_client(Ended("r1", failed("stage_lost", "stage s1 has left it")))
 
 
-def test_a_repeated_register_does_not_undo_an_assembly_on_its_way() -> None:
-    broker = CheckedCore()
-    broker.settle()
-    broker.register(STAGE)
-    broker.pass_time(0.1)
-    assert broker.register(STAGE) == to_stage("s0", Registered(7, EPOCH))
-    assert broker.from_stage("s0", Assembled(EPOCH)) == [OpenFeed(EPOCH, STAGE.data_endpoint, 7)]
-
-
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

@@ -145,6 +145,33 @@ def test_a_broker_that_does_not_keep_the_assembly_ends_it() -> None:
     assert core.handle_control(Registered(9, None), 0.3) == [CloseRing()]
 
 
+def test_a_second_welcome_takes_nothing_away() -> None:
+    """A stage that registered twice is welcomed twice, before its pipeline is assembled or meanwhile."""
+    core = new_core()
+    assert core.handle_control(Registered(8, None), 0.0) == []
+    assert core.handle_control(Registered(8, None), 0.1) == []
+    core.handle_control(assemble(), 0.2)
+    assembly = core.stage_epoch
+    feed(core, 1, start())
+    assert core.handle_control(Registered(8, EPOCH), 0.3) == []
+    assert core.handle_control(Registered(9, EPOCH), 0.4) == [], "another broker, which adopts it"
+    assert core.handle_control(Registered(9, EPOCH), 0.5) == []
+    assert core.stage_epoch is assembly and core.stage_epoch is not None
+    assert core.stage_epoch.report().requests == (RunningRequest("r", "c", "s"),)
+
+
+def test_a_late_end_of_an_assembly_does_not_touch_the_next() -> None:
+    """The first was given up before its `Assembled` came, so that it is dissolved a second time."""
+    core, newer = new_core(), Epoch(5, 2)
+    core.handle_control(assemble(), 0.0)
+    assert core.handle_control(Dissolve(EPOCH), 0.1) == [CloseRing(), SendControl(Dissolved(EPOCH))]
+    assert core.handle_control(Registered(5, None), 0.2) == []
+    core.handle_control(assemble(epoch=newer), 0.3)
+    assert core.handle_control(Dissolve(EPOCH), 0.4) == [SendControl(Dissolved(EPOCH))]
+    assert core.handle_control(Registered(5, newer), 0.5) == []
+    assert core.stage_epoch is not None and core.stage_epoch.epoch == newer
+
+
 def test_a_refused_stage_exits_with_the_reason() -> None:
     """Another stage of the same name is there already, say."""
     refused = RegisterRefused(ErrorCode.IDENTITY_IN_USE, "s0 is taken")

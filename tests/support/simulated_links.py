@@ -21,13 +21,13 @@ def copied(message: Message) -> Message:
 class Wire:
     """One direction of one connection: in order, late, and silent once it is cut."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, late_s: float = 0.0) -> None:
+        self._world, self._late_s = world, late_s
         self._last = 0.0
         self.is_cut = False
 
     def send(self, deliver: Callable[[], None]) -> None:
-        self._last = max(self._last, self._world.now + self._world.random.expovariate(200))
+        self._last = max(self._last, self._world.now + self._late_s + self._world.random.expovariate(200))
         self._world.at(self._last, lambda: None if self.is_cut else deliver())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
-from stagewire.wire.control import Assemble, Heartbeat, StageInfo
+from stagewire.wire.control import Assemble, Heartbeat, Register, StageInfo
 from stagewire.wire.frontend import WhoAreYou
 from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
@@ -43,9 +44,11 @@ class SimStage:
         self.is_alive = False
         self.restart()
 
-    def restart(self) -> None:
+    def restart(self, late_s: float = 0.0) -> None:
+        """What it and the broker say to each other is `late_s` late; above 0.5 it registers more than once."""
         if self.is_alive:
             return
+        self._late_s = late_s
         run = next(self._runs)
         start, end = self._range
         self.info = StageInfo(
@@ -88,8 +91,10 @@ class SimStage:
         self._pushes: dict[type, tuple[str, Wire]] = {}
         self.pairs: dict[tuple[str, int], Pair] = {}
         self._connection = 0
-        self._to_broker = Wire(self._world)
+        self.num_registered = 0
+        self._to_broker = Wire(self._world, late_s)
         self._is_busy = False
+        self._unread: deque[Message] = deque()
         self._beat_at = 0.0
         self.is_alive = True
 
@@ -115,7 +120,7 @@ class SimStage:
     def broker_gone(self) -> None:
         self._connection += 1
         self._to_broker.is_cut = True
-        self._to_broker = Wire(self._world)
+        self._to_broker = Wire(self._world, self._late_s)
 
     def break_pair(self, key: tuple[str, int]) -> None:
         pair = self.pairs.pop(key)
@@ -141,20 +146,27 @@ class SimStage:
         self.poke()
 
     def _control(self, message: Message, suffix: str = "") -> None:
-        connection = self._connection
+        run, connection = self.info.run, self._connection
         peer = Peer(Link.CONTROL, f"{self.name}/{self.info.run}/{connection}{suffix}".encode())
         back = self._to_broker
+        self.num_registered += isinstance(message, Register)
 
         def reply(answer: Message) -> None:
             # On the heartbeats' connection nothing but `WhoAreYou` is read, and the loop registers again.
             if not suffix or isinstance(answer, WhoAreYou):
-                back.send(lambda: self._from_broker(connection, answer))
+                back.send(lambda: self._from_broker(run, connection, answer))
 
         self._to_broker.send(lambda: self._world.to_broker(peer, copied(message), reply))
 
-    def _from_broker(self, connection: int, message: Message) -> None:
-        if self.is_alive and connection == self._connection:
-            self.perform(self.core.handle_control(message, self._world.now))
+    def _from_broker(self, run: int, connection: int, message: Message) -> None:
+        """Like a process, read it only between two steps."""
+        if self.is_alive and (run, connection) == (self.info.run, self._connection):
+            self._unread.append(message)
+            self._read()
+
+    def _read(self) -> None:
+        while self._unread and self.is_alive and not self._is_busy:
+            self.perform(self.core.handle_control(self._unread.popleft(), self._world.now))
             self.poke()
 
     def poke(self) -> None:
@@ -172,14 +184,14 @@ class SimStage:
     def _computed(self, run: int, stage_epoch: StageEpoch, taken: TakenStep, took_s: float) -> None:
         if not self.is_alive or run != self.info.run:
             return
+        assert stage_epoch is self.core.stage_epoch, "an epoch ends between two steps, as in a process"
         self._is_busy = False
-        # A process computes and sends in one go: an epoch that ended meanwhile ends after its step.
         plan = stage_epoch.executor.plan(taken.step)
         output = plan.compute(self._operators)
-        if stage_epoch is self.core.stage_epoch:
-            draws = stage_epoch.draw(plan, output)
-            timing = StageTiming(0, 1, took_s, 0.0, 0.0)
-            self.perform(stage_epoch.finish(taken, plan, output, draws, timing, self._world.now))
+        draws = stage_epoch.draw(plan, output)
+        timing = StageTiming(0, 1, took_s, 0.0, 0.0)
+        self.perform(stage_epoch.finish(taken, plan, output, draws, timing, self._world.now))
+        self._read()
         self.poke()
 
     def perform(self, instructions: Sequence[StageInstruction]) -> None:

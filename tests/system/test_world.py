@@ -17,6 +17,7 @@ from support.simulated_stage import NUM_LAYERS
 from support.toy_operators import expected_tokens
 from support.world import World
 
+from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import FinishReason, SnapshotWish
 from stagewire.wire.timing import RequestTiming
@@ -132,6 +133,30 @@ def test_a_stage_that_comes_back_empty_costs_a_miss_and_no_token() -> None:
     assert_settled(world)
 
 
+def test_a_stage_that_registers_again_before_it_is_welcomed_serves_and_is_adopted() -> None:
+    """The second time comes while its pipeline is assembled; another broker hears several times what it serves."""
+    world = World(5, TWO, num_clients=1)
+    world.run(4.0)
+    client, stage = world.clients[0], world.stages[1]
+    stage.kill()
+    world.run(5.0)
+    stage.restart(late_s=0.6)
+    world.run(5.0)
+    assert stage.num_registered >= 2
+    assembly, before = stage.core.stage_epoch, stage.num_registered
+    assert assembly is not None and assembly.epoch == Epoch(1, 2), "assembled once"
+    seen = client.requests[client.generate([5, 6, 7], max_tokens=190)]
+    world.run(0.5)
+    world.kill_broker()
+    world.start_broker()
+    world.run(30.0)
+    assert stage.num_registered >= before + 2
+    assert stage.core.stage_epoch is assembly
+    assert seen.token_ids == expected_tokens([5, 6, 7], 190, NUM_LAYERS)
+    assert [ending.finish_reason for ending in seen.endings] == [FinishReason.LENGTH]
+    assert_settled(world)
+
+
 def test_a_restarting_broker_interrupts_no_stream() -> None:
     """It stands in no token's way, adopts what runs, and hears of the ending."""
     world = World(5, TWO, num_clients=2)
@@ -222,9 +247,10 @@ class Faults(RuleBasedStateMachine):
         if stage.is_alive:
             stage.kill()
 
-    @rule(which=st.integers(0, 2))
-    def restart_stage(self, which: int) -> None:
-        self.world.stages[which % len(self.world.stages)].restart()
+    @rule(which=st.integers(0, 2), late_s=st.sampled_from([0.0, 0.6, 1.2]))
+    def restart_stage(self, which: int, late_s: float) -> None:
+        """Perhaps so far from the broker that it registers more than once."""
+        self.world.stages[which % len(self.world.stages)].restart(late_s)
 
     @rule(which=st.integers(0, 2))
     def clear_a_cache(self, which: int) -> None:
