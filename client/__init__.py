@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from stagewire.client.aio import AsyncClient, AsyncGeneration, AsyncSession
 from stagewire.client.client import Client
 from stagewire.client.generation import Generation
+from stagewire.client.prompt import GenerateOptions
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
@@ -35,6 +36,7 @@ __all__ = [
     "ClientSettings",
     "ErrorCode",
     "FinishReason",
+    "GenerateOptions",
     "Generation",
     "ProtocolError",
     "RequestFailed",

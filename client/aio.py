@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from stagewire.client.answer import Answer, Transcript
 from stagewire.client.client import Client
 from stagewire.client.delivery import Deliveries, Delivery
-from stagewire.client.prompt import Message, Prompt, prompt_of, snapshot_prompt
+from stagewire.client.prompt import GenerateOptions, Message, Prompt, snapshot_prompt
 from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches
@@ -23,11 +23,12 @@ from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate, ModelInfo
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from stagewire.client.text.tokenizer import Tokenizer
 
 _Queue: TypeAlias = "asyncio.Queue[Delivery]"
@@ -227,36 +228,9 @@ class AsyncSession:
     def __init__(self, client: AsyncClient, session_id: str, model: str | None) -> None:
         self._client, self.session_id, self._model = client, session_id, model
 
-    async def generate(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        detokenize: bool = False,
-        snapshot: SnapshotWish | None = None,
-        restore: str | None = None,
-    ) -> AsyncGeneration:
+    async def generate(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
         """See `Session.generate`."""
-        prompt = prompt_of(
-            text,
-            messages,
-            prompt_token_ids,
-            sampling,
-            max_tokens,
-            stop,
-            stop_token_ids,
-            ignore_eos,
-            detokenize,
-            snapshot,
-            restore,
-        )
-        return await self._client.start(prompt, self.session_id, self._model)
+        return await self._client.start(Prompt(text=text, **options), self.session_id, self._model)
 
     async def snapshot(
         self,

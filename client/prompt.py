@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from stagewire.client.answer import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
@@ -24,24 +24,63 @@ Message: TypeAlias = "ChatMessage | Mapping[str, str]"
 _MAX_TOKEN_ID = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """Exactly one of the first three, and what is asked for; see `Session.generate`."""
+class GenerateOptions(TypedDict, total=False):
+    """What `generate` takes besides a text.
 
-    text: str | None
+    Exactly one prompt: a text as it is, `messages` through the model's chat template, or token ids.
+
+    Attributes:
+        messages: `ChatMessage`s, or mappings with `role` and `content`.
+        prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
+        sampling: see `SamplingParams`.
+        max_tokens: at most so many; None goes on to the context's end; 0 only computes the prompt.
+        stop: strings that end the answer; their text is not returned.
+        stop_token_ids: tokens that end it, beside the model's own end tokens.
+        ignore_eos: do not stop at the model's end tokens.
+        detokenize: give text also where the prompt comes in tokens.
+        snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
+        restore: a snapshot of this client that must be there; the request goes to the pipeline that has it. As
+            always, what the prompt shares with it is restored, and the rest computed.
+    """
+
     messages: Sequence[Message] | None
     prompt_token_ids: Sequence[int] | None
-    sampling: SamplingParams
+    sampling: SamplingParams | None
     max_tokens: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
     ignore_eos: bool
     detokenize: bool
     snapshot: SnapshotWish | None
     restore: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """What is asked for: `GenerateOptions`, and the text.
+
+    Messages end where the model's answer begins if `add_generation_prompt`, else where more messages may follow.
+
+    Raises:
+        RequestRefused: INVALID_REQUEST, naming what is wrong.
+    """
+
+    text: str | None = None
+    messages: Sequence[Message] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    sampling: SamplingParams | None = None
+    max_tokens: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    detokenize: bool = False
+    snapshot: SnapshotWish | None = None
+    restore: str | None = None
     add_generation_prompt: bool = True
 
     def __post_init__(self) -> None:
+        if not all(self.stop_strings):
+            raise RequestRefused("a stop string is empty")
         given = [self.text, self.messages, self.prompt_token_ids]
         if sum(value is not None for value in given) != 1:
             raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
@@ -58,9 +97,13 @@ class Prompt:
         _check_ids("stop_token_ids", self.stop_token_ids)
 
     @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
     def needs_tokenizer(self) -> bool:
         """Text goes in, or must be looked at."""
-        return self.prompt_token_ids is None or bool(self.stop) or self.detokenize
+        return self.prompt_token_ids is None or bool(self.stop_strings) or self.detokenize
 
     def token_ids(self, card: ModelCard | None, tokenizer: Tokenizer | None) -> list[int]:
         """The prompt in tokens.
@@ -91,9 +134,9 @@ class Prompt:
             request_id=secrets.token_hex(16),
             session_id=session_id,
             model=model,
-            sampling=self.sampling,
+            sampling=self.sampling or SamplingParams(),
             max_tokens=self.max_tokens,
-            stop_token_ids=self.stop_token_ids,
+            stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             prompt_token_ids=TokenIds.of(token_ids),
             snapshot=self.snapshot,
@@ -106,7 +149,7 @@ class Prompt:
             return Transcript(num_prompt_tokens, None)
         from stagewire.client.text.stream import TextStream  # noqa: PLC0415  needs the extra `text`
 
-        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop))
+        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop_strings))
 
 
 def snapshot_prompt(
@@ -115,52 +158,17 @@ def snapshot_prompt(
     """What is computed to be kept: of messages, the beginning of every conversation that begins with them.
 
     Raises:
-        RequestRefused: as `prompt_of`; there is nothing to keep.
+        RequestRefused: as `Prompt`; there is nothing to keep.
     """
     if not text and not messages and not prompt_token_ids:
         raise RequestRefused("there is nothing to keep: the prompt is empty")
-    return prompt_of(
-        text, messages, prompt_token_ids, None, 0, (), (), False, False, SnapshotWish(name), None, False
-    )  # fmt: skip
-
-
-def prompt_of(
-    text: str | None,
-    messages: Sequence[Message] | None,
-    prompt_token_ids: Sequence[int] | None,
-    sampling: SamplingParams | None,
-    max_tokens: int | None,
-    stop: str | Sequence[str],
-    stop_token_ids: Sequence[int],
-    ignore_eos: bool,
-    detokenize: bool,
-    snapshot: SnapshotWish | None,
-    restore: str | None,
-    add_generation_prompt: bool = True,
-) -> Prompt:
-    """The arguments of `generate` with their defaults filled in.
-
-    Messages end where the model's answer begins if `add_generation_prompt`, else where more messages may follow.
-
-    Raises:
-        RequestRefused: INVALID_REQUEST, naming what is wrong.
-    """
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(stops):
-        raise RequestRefused("a stop string is empty")
     return Prompt(
         text=text,
         messages=messages,
         prompt_token_ids=prompt_token_ids,
-        sampling=sampling or SamplingParams(),
-        max_tokens=max_tokens,
-        stop=stops,
-        stop_token_ids=tuple(stop_token_ids),
-        ignore_eos=ignore_eos,
-        detokenize=detokenize,
-        snapshot=snapshot,
-        restore=restore,
-        add_generation_prompt=add_generation_prompt,
+        max_tokens=0,
+        snapshot=SnapshotWish(name),
+        add_generation_prompt=False,
     )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagewire.client.generation import Generation
-from stagewire.client.prompt import Message, prompt_of, snapshot_prompt
+from stagewire.client.prompt import GenerateOptions, Message, Prompt, snapshot_prompt
 from stagewire.client.result import kept_tokens
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from stagewire.client.client import Client
 
 
@@ -21,46 +22,14 @@ class Session:
     def __init__(self, client: Client, session_id: str, model: str | None) -> None:
         self._client, self.session_id, self._model = client, session_id, model
 
-    def generate(
-        self,
-        text: str | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        sampling: SamplingParams | None = None,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: Sequence[int] = (),
-        ignore_eos: bool = False,
-        detokenize: bool = False,
-        snapshot: SnapshotWish | None = None,
-        restore: str | None = None,
-    ) -> Generation:
-        """Start an answer and return at once; iterate over it for tokens.
-
-        Exactly one of the first three: `text` as it is, `messages` through the model's chat template, or token ids.
-
-        Args:
-            text: a prompt.
-            messages: `ChatMessage`s, or mappings with `role` and `content`.
-            prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
-            sampling: see `SamplingParams`.
-            max_tokens: at most so many; None goes on to the context's end; 0 only computes the prompt.
-            stop: strings that end the answer; their text is not returned.
-            stop_token_ids: tokens that end it, beside the model's own end tokens.
-            ignore_eos: do not stop at the model's end tokens.
-            detokenize: give text also where the prompt comes in tokens.
-            snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
-            restore: a snapshot of this client that must be there; the request goes to the pipeline that has it. As
-                always, what the prompt shares with it is restored, and the rest computed.
+    def generate(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
+        """Start an answer to `text`, or to a prompt in `options`, and return at once; iterate over it for tokens.
 
         Raises:
             RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
             StagewireError: no broker answers, where the tokenizer has to be fetched first.
         """
-        prompt = prompt_of(text, messages, prompt_token_ids, sampling, max_tokens, stop, stop_token_ids, ignore_eos,
-                           detokenize, snapshot, restore)  # fmt: skip
-        return self._client.start(prompt, self.session_id, self._model)
+        return self._client.start(Prompt(text=text, **options), self.session_id, self._model)
 
     def snapshot(
         self,

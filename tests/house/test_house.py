@@ -57,7 +57,7 @@ ARROWS = {
     "stage.files": Arrows({"wire", "stage.kv", "stage.compute"}, {"numpy", "safetensors", "zmq"}),
     "stage.timing": Arrows({"wire", "monitoring", "sockets", "stage.kv", "stage.compute", *STEP}, {"zmq"}),
     "stage.links": Arrows({"wire", "sockets", "stage.instructions", "stage.settings", "stage.tail"}, {"zmq"}),
-    "client": Arrows({"wire"}, set()),
+    "client": Arrows({"wire"}, {"typing_extensions"}),  # for type checkers alone
     "client.core": Arrows({"wire", "client.settings"}, set()),
     "client.links": Arrows({"wire", "sockets", "client.core", "client.settings", "client.delivery"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
