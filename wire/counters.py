@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class HeadCounters:
-    """Of a pipeline's head, since the pipeline was assembled.
+    """Of a pipeline's head, since its process began; `num_waiting` and `num_running` are of now.
 
     `round_trips_s` adds up how long `num_round_trips` steps took through all stages and back; `hops_s` is what of that
     the stages do not explain, less what may have lain unread at a busy one.
