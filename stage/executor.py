@@ -1,6 +1,6 @@
 """A stage's books for one step: which KV blocks its rows take, what is restored or missing, what goes on from here.
 
-`plan` comes before the forward pass, `forward` after it. The pass itself and the clock are the worker's.
+`plan` comes before the forward pass, `forward` after it. The pass itself and the clock are the loop's.
 """
 
 from __future__ import annotations

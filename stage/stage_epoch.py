@@ -37,7 +37,7 @@ _FOR_HEAD = (StartRequest, CancelRequest, StepResult, Miss, Flow, FileDone)
 
 @dataclass(frozen=True, slots=True)
 class TakenStep:
-    """A step to compute now. It has waited here for `queue_s`, after it was read as `reading` says."""
+    """A step to compute now. It has waited here for `queue_s`, after it was read as `read_time` says."""
 
     step: Step
     queue_s: float = 0.0

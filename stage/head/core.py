@@ -1,6 +1,6 @@
 """The head's ring duties: admits what the broker sends, once; reports endings until they are noted.
 
-It owns the scheduler. Messages in, control messages out; the worker asks `next_step` when it can compute.
+It owns the scheduler. Messages in, control messages out; `StageEpoch.take` asks for `next_step` when the stage is free.
 """
 
 from __future__ import annotations

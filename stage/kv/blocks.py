@@ -65,7 +65,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))
         self._index = index
         self._num_used = 0
-        self.capacity = self._max_resting = num_blocks
+        self.capacity = self._max_evictable = num_blocks
         self.num_evicted = self.num_evicted_tokens = 0
 
     @property
@@ -73,10 +73,10 @@ class BlockPool:
         """Blocks that nobody refers to, resting ones included."""
         return self.capacity - self._num_used
 
-    def limit(self, capacity: int, max_resting: int) -> None:
+    def limit(self, capacity: int, max_evictable: int) -> None:
         """Change the limits; what rests beyond them is given up."""
-        self.capacity, self._max_resting = capacity, max_resting
-        while self._index.num_evictable > min(max_resting, self.num_free):
+        self.capacity, self._max_evictable = capacity, max_evictable
+        while self._index.num_evictable > min(max_evictable, self.num_free):
             self._evict()
 
     def take(self) -> int:
@@ -109,7 +109,7 @@ class BlockPool:
             self._free.append(block)
             return
         self._index.rest(block)
-        if self._index.num_evictable > self._max_resting:
+        if self._index.num_evictable > self._max_evictable:
             self._evict()
 
     def has_one_owner(self, block: int) -> bool:
@@ -137,4 +137,4 @@ class BlockPool:
         assert sorted([*self._free, *resting]) == [block for block, count in enumerate(counts) if count == 0]
         assert self._num_used == sum(count > 0 for count in counts)
         assert self._num_used + len(resting) <= self.capacity
-        assert len(resting) <= self._max_resting
+        assert len(resting) <= self._max_evictable

@@ -1,6 +1,6 @@
 """The tail's duties: draw tokens, decide when a request ends, write its one ending, return all of it.
 
-Per step the worker calls `begin` (who is new), `draw` (the sampling, which takes time) and `record` (the bookkeeping).
+Per step, in this order: `begin` (who is new), `draw` (the sampling, which takes time) and `record` (the bookkeeping).
 """
 
 from __future__ import annotations
