@@ -36,7 +36,7 @@ from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.step_times import LoopClock
-from stagewire.wire.codec import Frames, decode, decode_ring, encode, encode_ring
+from stagewire.wire.codec import Frames, compile_all, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
 from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
@@ -89,6 +89,7 @@ class StageLoop:
         """
         is_ready = False
         log.info("event=registering control=%s", self._settings.control_endpoint)
+        compile_all()
         # What has been loaded stays: a collection that walks over it again takes as long as many tokens.
         gc.freeze()
         while not stop.is_set() and self._exit is None:

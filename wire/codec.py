@@ -57,6 +57,12 @@ def registered() -> dict[int, type]:
     return {head[-1]: cls for head, cls in sorted(_TYPES.items())}
 
 
+def compile_all() -> None:
+    """Make the packers of all messages now; else the first message of each kind waits for its own."""
+    for cls in _HEADS:
+        record_codec(cls)
+
+
 def encode(value: Message) -> list[Frame]:
     """Frames of a message; bulk values are passed on without a copy."""
     cls: type = type(value)
