@@ -31,7 +31,8 @@ end_with_parent(int(flags["--parent-pipe"]))
 def ready(**facts):
     announce(Path(flags["--announce"]), facts)
 """
-READY = "ready(port='1'); time.sleep(60)"
+# In short naps: a signal that comes just before a long one would be seen at its end only.
+READY = "ready(port='1'); [time.sleep(0.05) for _ in range(1200)]"
 STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); time.sleep(60)"
 
 MakeChild = Callable[..., ChildProcess]
