@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.visible import print_lines
 
 if TYPE_CHECKING:
     from stagewire.wire.cache_reports import Caches, DiskCounts, StageCache
@@ -31,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         caches = client.clear_caches() if options.action == "clear" else client.caches()
-    print(json.dumps(asdict(caches)) if options.json else "\n".join(describe(caches)))
+    print_lines([json.dumps(asdict(caches))] if options.json else describe(caches))
     return 1 if caches.silent else 0
 
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+from stagewire.cli.error_words import ERROR_WORDS
+from stagewire.cli.visible import visible
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-_NEXT_STEPS = {
-    ErrorCode.UNREACHABLE: "start a cluster with `stagewire up`, or name a broker with --endpoint",
-    ErrorCode.NO_PIPELINE: "`stagewire status` says what is missing",
-    ErrorCode.STAGE_LOST: "ask again; `stagewire status` says whether the pipeline is whole",
-    ErrorCode.QUEUE_FULL: "ask again in a moment",
-    ErrorCode.QUEUE_TIMEOUT: "ask again in a moment",
-    ErrorCode.SHUTTING_DOWN: "ask again in a moment",
-    ErrorCode.UNKNOWN_MODEL: "`stagewire models` lists the known ones; the path of a .gguf file will do too",
-    ErrorCode.CONTEXT_OVERFLOW: "shorten the prompt, or lower --max-tokens",
-    ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port",
-}
+_BY_HELP = frozenset({ErrorCode.INVALID_SETTING, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_LAYER_RANGE})
 _EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}
 
 
@@ -45,15 +37,12 @@ def report(error: StagewireError, command: str | None, as_json: bool) -> int:
         body = {"code": error.code.value, "message": error.detail, "retryable": error.retryable}
         print(json.dumps({"error": body}))
     else:
-        print(f"error: {error.detail}", file=sys.stderr)
-        if next_step := _next_step(error, command):
-            print(f"  {next_step}", file=sys.stderr)
+        print(f"error: {visible(error.detail)}\n  {_next_step(error, command)}", file=sys.stderr)
     return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE
 
 
-def _next_step(error: StagewireError, command: str | None) -> str | None:
-    if error.code in _NEXT_STEPS:
-        return _NEXT_STEPS[error.code]
-    if isinstance(error, SettingsError):
+def _next_step(error: StagewireError, command: str | None) -> str:
+    """What to do, and the code, by which docs/errors.md says more."""
+    if isinstance(error, SettingsError) and error.code in _BY_HELP:
         return f"`stagewire {command} --help` shows the options" if command else "see `stagewire --help`"
-    return None
+    return f"{ERROR_WORDS[error.code].next_step} ({error.code.value})"

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.notices import cut_notice
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
 from stagewire.cli.terminal import interrupt_on_sigterm
-from stagewire.wire.request import FinishReason
+from stagewire.cli.visible import visible
 
 if TYPE_CHECKING:
     from stagewire.client import Generation, Result, Session, Timings
@@ -27,7 +28,8 @@ examples:
   stagewire generate "Name three rivers." --json
   stagewire generate "Name three rivers." --timings
 
-With --timings a table on standard error says where the time went.
+With --timings a table on standard error says where the time went; an answer that was cut off says so there.
+A terminal shows escape sequences and other control characters as \\x1b; a pipe or a file gets the answer as it is.
 With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings, cache; or error.
 """
 
@@ -78,17 +80,16 @@ def _start(session: Session, prompt: str, options: argparse.Namespace) -> Genera
 
 
 def stream(generation: Generation, max_tokens: int | None) -> None:
-    """Print an answer's text as it comes, and a line end."""
+    """Print an answer's text as it comes, and a line end; on stderr, if it was cut off.
+
+    A terminal is shown control characters; a program that reads gets every byte as it is.
+    """
+    shown = visible if sys.stdout.isatty() else str
     for token in generation:
-        print(token.text, end="", flush=True)
+        print(shown(token.text), end="", flush=True)
     print(flush=True)
-    warn_of_cut(generation, max_tokens)
-
-
-def warn_of_cut(generation: Generation, max_tokens: int | None) -> None:
-    """Say on stderr if an answer was cut off where nobody had asked for it."""
-    if max_tokens is None and generation.result.finish_reason is FinishReason.LENGTH:
-        print("cut off: the context, or the KV memory of the stages (--kv-tokens), is full", file=sys.stderr)
+    if notice := cut_notice(generation.result, max_tokens, "--max-tokens N gives more"):
+        print(notice, file=sys.stderr)
 
 
 def finished(generation: Generation) -> Result:

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.visible import print_lines
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     with connect(options, client_id=options.client_id) as client:
         snapshots = _perform(client, options)
-    print(json.dumps(asdict(snapshots)) if options.json else "\n".join(describe(snapshots)))
+    print_lines([json.dumps(asdict(snapshots))] if options.json else describe(snapshots))
     return 1 if snapshots.silent else 0
 
 

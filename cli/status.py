@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.visible import print_lines
 
 if TYPE_CHECKING:
     from stagewire.wire.control import StageInfo
@@ -28,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         status = client.status()
-    print(json.dumps(asdict(status)) if options.json else "\n".join(describe(status)))
+    print_lines([json.dumps(asdict(status))] if options.json else describe(status))
     return 0
 
 

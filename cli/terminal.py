@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from stagewire.cli.visible import visible_line
+
 if TYPE_CHECKING:
     from rich.status import Status
 
@@ -18,11 +20,11 @@ def progress_lines() -> Iterator[Callable[[str], None]]:
     """Yields a function that is given one line per step; stdout stays free for results."""
     spinner = _spinner()
     if spinner is None:
-        yield lambda line: print(line, file=sys.stderr, flush=True)
+        yield lambda line: print(visible_line(line), file=sys.stderr, flush=True)
         return
 
     def show(line: str) -> None:
-        spinner.console.print(line, style="dim", markup=False, highlight=False)
+        spinner.console.print(visible_line(line), style="dim", markup=False, highlight=False)
 
     with spinner:
         yield show
@@ -36,6 +38,15 @@ def _spinner() -> Status | None:
     except ModuleNotFoundError:
         return None
     return Console(stderr=True).status("working, Ctrl-C stops")
+
+
+def leave_on_sigterm() -> None:
+    """SIGTERM then leaves with the code that shells expect; what runs is ended, and the terminal is as it was."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def interrupt_on_sigterm() -> None:

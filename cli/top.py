@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.top_view import COMPUTE, ENGINE, IDLE, frame
+from stagewire.cli.visible import print_lines, visible_line
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 if TYPE_CHECKING:
@@ -51,14 +52,14 @@ def run(options: argparse.Namespace) -> int:
         elif sys.stdout.isatty():
             _show_live(client, options.interval)
         else:
-            follow(client, options.interval, lambda lines: print("\n".join(lines), end="\n\n", flush=True), _slept)
+            follow(client, options.interval, lambda lines: print_lines([*lines, ""]), _slept)
     return 0
 
 
 def _show_once(client: Client, interval_s: float) -> None:
     before = client.status()
     time.sleep(interval_s)
-    print("\n".join(frame(before, client.status())))
+    print_lines(frame(before, client.status()))
 
 
 def follow(client: Client, interval_s: float, show: Callable[[list[str]], None], wait: Callable[[float], bool]) -> None:
@@ -94,7 +95,7 @@ def _show_live(client: Client, interval_s: float) -> None:
 def _coloured(lines: list[str]) -> Text:
     from rich.text import Text
 
-    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+    text = Text("\n".join(visible_line(line) for line in lines), no_wrap=True, overflow="ellipsis")
     for marks, style in ((COMPUTE, "green"), (ENGINE, "yellow"), (IDLE, "bright_black")):
         text.highlight_regex(f"{marks}+", style)
     text.highlight_regex(r"(?m)silent for .*$|^missing: .*$", "bold red")

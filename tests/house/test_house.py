@@ -63,6 +63,8 @@ ARROWS = {
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
     "cluster": Arrows({"wire", "sockets", "model", "client"}, set()),
     "cli": Arrows({"wire", "sockets", "model", "broker", "stage", "client", "cluster"}, {"rich"}),
+    "cli.chat": Arrows({"wire", "client", "cli"}, set()),
+    "cli.chat.core": Arrows({"wire", "cli.error_words"}, set()),
 }
 # Where only the base dependencies are installed, these import.
 BASE_PACKAGES = ("wire", "sockets", "monitoring", "broker", "client", "cli")
