@@ -42,7 +42,7 @@ class ChatLoop:
         self._client, self._session, self._options = client, client.session(), options
         self._keyboard, self._screen = Keyboard(), Screen()
         choices = Choices(options.max_tokens, options.timings)
-        self.core = ChatCore(options.system, choices, is_interactive=self._keyboard.is_terminal)
+        self.core = ChatCore(options.system or None, choices, is_interactive=self._keyboard.is_terminal)
 
     def greet(self, model_name: str) -> None:
         """A person learns whom they talk with, and how."""

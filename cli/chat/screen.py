@@ -11,7 +11,7 @@ from stagewire.cli.visible import visible
 
 
 class Screen:
-    """On a terminal, answers are wrapped and their control characters are shown; elsewhere they stay as they are."""
+    """On a terminal all is wrapped, and control characters of answers are shown; elsewhere answers stay as they are."""
 
     def __init__(self) -> None:
         self._wrap = WordWrap() if sys.stdout.isatty() else None
@@ -30,13 +30,19 @@ class Screen:
     @staticmethod
     def tell(lines: Iterable[str]) -> None:
         """Lines that are no answer."""
+        is_terminal = sys.stderr.isatty()
         for line in lines:
-            print(visible(line), file=sys.stderr, flush=True)
+            print(_wrapped(visible(line)) if is_terminal else visible(line), file=sys.stderr, flush=True)
 
     @staticmethod
     def _write(text: str) -> None:
         if text:
             print(text, end="", flush=True)
+
+
+def _wrapped(line: str) -> str:
+    wrap, columns = WordWrap(), _columns()
+    return wrap.push(line, columns) + wrap.finish(columns)
 
 
 def _columns() -> int:

@@ -30,9 +30,9 @@ _WAIT_S = 60.0
 class Terminal:
     """The command's controlling terminal, of so many columns; Ctrl-C typed there interrupts it."""
 
-    def __init__(self, command: Sequence[str], columns: int = 80) -> None:
+    def __init__(self, command: Sequence[str], columns: int = 200) -> None:
         self._controller, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.resize(columns)
         environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command], stdin=terminal, stdout=terminal, stderr=terminal,
@@ -41,6 +41,9 @@ class Terminal:
         os.close(terminal)
         self.shown = ""
         self._seen = 0
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._controller, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def type(self, text: str) -> None:
         os.write(self._controller, text.encode())
@@ -93,7 +96,7 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(*arguments: str, columns: int = 80, command: Sequence[str] = STAGEWIRE) -> Iterator[Terminal]:
+def on_terminal(*arguments: str, columns: int = 200, command: Sequence[str] = STAGEWIRE) -> Iterator[Terminal]:
     """`stagewire` with these arguments; it is killed at the end if it still runs."""
     terminal = Terminal([*command, *arguments], columns)
     try:

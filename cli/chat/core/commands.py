@@ -51,7 +51,7 @@ _WORDS = re.compile(r"/(\S*)\s*(.*)", re.DOTALL)
 HELP = (
     *(f"{entry.form:16} {entry.what}" for entry in COMMANDS.values()),
     "//TEXT           send a text that begins with a slash",
-    "Ctrl-C ends an answer. A text that is pasted, also of several lines, is one message.",
+    "Ctrl-C ends an answer, and what has come of it stays. A text of several lines that is pasted is one message.",
 )
 
 

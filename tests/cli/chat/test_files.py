@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_path_that_leads_nowhere_says_so(path: str, tmp_path: Path, monkeypatc
     with pytest.raises(files.FileError):
         files.write(path, TEXT)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_disk_that_takes_no_more_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    files.write(str(path), "[]")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(files.FileError, match="File too large"):
+            files.write(str(path), TEXT)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text(encoding="utf-8") == "[]"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def chat(cluster: LocalCluster, stdin: bytes, *flags: str) -> subprocess.Complet
 
 
 def test_each_line_is_a_message_and_answers_are_all_that_is_on_stdout(cluster: LocalCluster) -> None:
-    done = chat(cluster, b"/set timings on\nTell me about the sea.\n\r\n/help\nTell me about rivers.", "--max-tokens", "4")
+    done = chat(
+        cluster, b"/set timings on\nTell me about the sea.\n\r\n/help\nTell me about rivers.", "--max-tokens", "4"
+    )
     assert done.returncode == 0, done.stderr
     told = done.stderr.decode()
     assert told.count("cut off after 4 tokens") == told.count("tokens/s") == 2
