@@ -12,6 +12,7 @@ import argparse
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.generate import add_answer_flags
+from stagewire.cli.sampling import sampling_of
 from stagewire.cli.terminal import leave_on_sigterm
 
 EXAMPLES = """\
@@ -38,8 +39,9 @@ def run(options: argparse.Namespace) -> int:
 
     leave_on_sigterm()
     with connect(options) as client:
-        # Before the first prompt, so that a missing server or extra is said at once.
+        # Before the first prompt, so that a missing server or extra, or a wrong flag, is said at once.
         client.tokenizer()
+        sampling_of(options)
         loop = ChatLoop(client, options)
         loop.greet(client.card().name)
         return loop.run()

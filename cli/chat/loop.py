@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.chat import files
 from stagewire.cli.chat.context import Context
 from stagewire.cli.chat.core.chat_core import ChatCore
-from stagewire.cli.chat.core.choices import Choices
+from stagewire.cli.chat.core.choices import SAMPLING_NAMES, Choices, Sampling
 from stagewire.cli.chat.core.events import (
     Answered,
     EndOfInput,
@@ -41,7 +41,8 @@ class ChatLoop:
     def __init__(self, client: Client, options: argparse.Namespace) -> None:
         self._client, self._session, self._options = client, client.session(), options
         self._keyboard, self._screen = Keyboard(), Screen()
-        choices = Choices(options.max_tokens, options.timings)
+        given = tuple(Sampling(name, getattr(options, name)) for name in SAMPLING_NAMES if hasattr(options, name))
+        choices = Choices(options.max_tokens, options.timings, given)
         self.core = ChatCore(options.system or None, choices, is_interactive=self._keyboard.is_terminal)
 
     def greet(self, model_name: str) -> None:
@@ -144,7 +145,7 @@ class ChatLoop:
             return generation.result
 
     def _sampling(self, choices: Choices) -> SamplingParams:
-        """The flags', with what was set since."""
+        """What was chosen, and of the flags what cannot be set here."""
         chosen = {one.name: one.value for one in choices.sampling}
         return sampling_of(argparse.Namespace(**(vars(self._options) | chosen)))
 

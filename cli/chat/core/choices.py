@@ -9,11 +9,11 @@ from stagewire.wire.limits import MAX_TOKENS
 from stagewire.wire.sampling import SamplingParams
 
 _WHOLE_NUMBERS = ("top_k", "seed")
-_SAMPLING = (
+SAMPLING_NAMES = (
     "temperature", "top_k", "top_p", "min_p",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
 )  # fmt: skip
-_NAMES = (*_SAMPLING, "max_tokens", "timings")
+_NAMES = (*SAMPLING_NAMES, "max_tokens", "timings")
 
 
 class WrongChoice(ValueError):
@@ -30,7 +30,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What was chosen; a parameter that is not in `sampling` is as the command was started.
+    """What was chosen; a parameter that is not in `sampling` is what counts where nobody chooses.
 
     `max_tokens` None lets an answer go on to the context's end. `timings` says after each how fast it was.
     """
@@ -42,7 +42,7 @@ class Choices:
     def lines(self) -> list[str]:
         """Each name with its value."""
         chosen = {one.name: one.value for one in self.sampling}
-        shown = [f"{name} {_shown(chosen[name]) if name in chosen else 'default'}" for name in _SAMPLING]
+        shown = [f"{name} {_shown(chosen[name]) if name in chosen else 'default'}" for name in SAMPLING_NAMES]
         return [*shown, f"max_tokens {_shown(self.max_tokens)}", f"timings {'on' if self.timings else 'off'}"]
 
     def changed(self, text: str, start: Choices) -> tuple[Choices, str]:
@@ -58,7 +58,8 @@ class Choices:
             changed = replace(self, max_tokens=start.max_tokens if value == "default" else _max_tokens(value))
         else:
             others = tuple(one for one in self.sampling if one.name != name)
-            mine = () if value == "default" else (_sampling(name, value),)
+            at_start = tuple(one for one in start.sampling if one.name == name)
+            mine = at_start if value == "default" else (_sampling(name, value),)
             changed = replace(self, sampling=(*others, *mine))
         return changed, next(line for line in changed.lines() if line.startswith(f"{name} "))
 

@@ -68,6 +68,13 @@ def test_a_line_that_is_not_answered_is_told_and_the_next_ones_are(
     assert len(done.stdout.splitlines()) == 1
 
 
+@pytest.mark.parametrize("flag", [("--temperature", "900"), ("--top-p", "0"), ("--seed", "-1")])
+def test_a_wrong_flag_is_told_before_anything_is_asked(cluster: LocalCluster, flag: tuple[str, str]) -> None:
+    done = chat(cluster, b"hi\n", *flag)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"{flag[0][2:].replace('-', '_')}=" in done.stderr.decode()
+
+
 def test_generate_says_on_stderr_that_an_answer_was_cut(cluster: LocalCluster) -> None:
     """And ends as if it were whole; with --json, `finish_reason` says it, and nothing else does."""
     command = [sys.executable, "-m", "stagewire", "generate", "--endpoint", cluster.endpoint, "Tell me about the sea."]

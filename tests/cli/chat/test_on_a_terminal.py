@@ -144,6 +144,7 @@ def test_commands_are_obeyed_and_others_are_told(cluster: LocalCluster, tmp_path
         say(terminal, "//slash")
         assert say(terminal, "/set timings on") == ["timings on"]
         assert "tokens/s" in say(terminal, "hello")[-1]
+        assert {"temperature 0.0", "top_k default", "max_tokens 5", "timings on"} <= set(say(terminal, "/set"))
         assert say(terminal, "/set temperature 900") == ["temperature=900.0 is not a number in [0, 100]"]
         assert "did you mean /save?" in say(terminal, "/sve x")[0]
         messages = saved(terminal, path)

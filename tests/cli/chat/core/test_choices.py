@@ -41,6 +41,18 @@ def test_default_is_what_counted_at_the_start(text: str) -> None:
     assert back == START
 
 
+def test_default_is_a_flags_value_where_one_was_given() -> None:
+    start = Choices(7, timings=True, sampling=(Sampling("temperature", 0.25), Sampling("seed", 3)))
+    changed = start
+    for text in ("temperature 1", "seed off", "max_tokens 9", "timings off"):
+        changed, _ = changed.changed(text, start)
+    assert changed == Choices(9, timings=False, sampling=(Sampling("temperature", 1.0), Sampling("seed", None)))
+    for name in ("temperature", "seed", "max_tokens", "timings"):
+        changed, told = changed.changed(f"{name} default", start)
+        assert told in start.lines()
+    assert changed == start
+
+
 def test_the_last_value_of_a_name_counts_and_others_stay() -> None:
     changed = START
     for text in ("temperature 0.5", "top_k 3", "temperature 0.7"):
