@@ -7,18 +7,20 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from stagewire.cli.answer_limit import LimitedAnswer
 from stagewire.cli.endpoint import add_endpoint_flag, connect
-from stagewire.cli.generate import add_answer_flags, warn_of_cut
+from stagewire.cli.generate import add_answer_flags
 from stagewire.cli.sampling import sampling_of
 from stagewire.wire.errors import StagewireError
 
 if TYPE_CHECKING:
-    from stagewire.client import Session
+    from stagewire.client import Generation, SamplingParams, Session
 
 EXAMPLES = """\
 examples:
   stagewire chat
-  stagewire chat --system "You answer in one sentence." --temperature 0.7
+  stagewire chat --system "You answer in one sentence."
+  stagewire chat --greedy
 """
 
 
@@ -34,12 +36,13 @@ def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         # Before the first prompt, so that a missing server or extra is said at once.
         client.tokenizer()
+        sampling = sampling_of(options, lambda: client.card().sampling)
         print(f"{client.card().name}: /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C ends an answer")
-        _converse(client.session(), options)
+        _converse(client.session(), sampling, options)
     return 0
 
 
-def _converse(session: Session, options: argparse.Namespace) -> None:
+def _converse(session: Session, sampling: SamplingParams | None, options: argparse.Namespace) -> None:
     start = [{"role": "system", "content": options.system}] if options.system else []
     messages = [*start]
     while True:
@@ -56,24 +59,28 @@ def _converse(session: Session, options: argparse.Namespace) -> None:
         elif line.startswith("/"):
             print("/reset and /quit are the commands there are")
         elif line:
-            messages = _turn(session, [*messages, {"role": "user", "content": line}], options)
+            messages = _turn(session, [*messages, {"role": "user", "content": line}], sampling, options)
 
 
-def _turn(session: Session, messages: list[dict[str, str]], options: argparse.Namespace) -> list[dict[str, str]]:
+def _turn(
+    session: Session, messages: list[dict[str, str]], sampling: SamplingParams | None, options: argparse.Namespace
+) -> list[dict[str, str]]:
     """One answer; returns the conversation with it, or without the question if nothing came."""
+
+    def start(max_tokens: int | None) -> Generation:
+        return session.generate(messages=messages, sampling=sampling, max_tokens=max_tokens, stop=options.stop)
+
     said: list[str] = []
     try:
-        with session.generate(
-            messages=messages, sampling=sampling_of(options), max_tokens=options.max_tokens, stop=options.stop
-        ) as generation:
-            for token in generation:
+        with LimitedAnswer(start, options.limit) as answer:
+            for token in answer:
                 said.append(token.text)
                 print(token.text, end="", flush=True)
-            warn_of_cut(generation, options.max_tokens)
+            answer.warn_of_cut()
     except KeyboardInterrupt:
         print(" [stopped]", end="")
     except StagewireError as error:  # the conversation goes on when the server does
         print(f"[{error.code.value}: {error.detail}]", end="")
     print(flush=True)
-    answer = "".join(said)
-    return [*messages, {"role": "assistant", "content": answer}] if answer else messages[:-1]
+    text = "".join(said)
+    return [*messages, {"role": "assistant", "content": text}] if text else messages[:-1]
