@@ -34,9 +34,9 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401, PLC0415  arrow keys and history, where Python has them
     with connect(options) as client:
+        sampling = sampling_of(options, lambda: client.card().sampling)
         # Before the first prompt, so that a missing server or extra is said at once.
         client.tokenizer()
-        sampling = sampling_of(options, lambda: client.card().sampling)
         print(f"{client.card().name}: /reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C ends an answer")
         _converse(client.session(), sampling, options)
     return 0

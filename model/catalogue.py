@@ -61,7 +61,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             version="0.1.2",
             member="SmolLM2-135M-Instruct.Q4_1.gguf",
             license="Apache-2.0",
-            sampling=SamplingParams(temperature=0.2, top_p=0.9, repetition_penalty=1.1),
+            sampling=SamplingParams(temperature=0.4, top_p=0.9, repetition_penalty=1.15),
         )
     }
 )

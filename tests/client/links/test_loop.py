@@ -15,16 +15,7 @@ import pytest
 import zmq
 from support.client_peers import CLIENT, EPOCH, WAIT_S, Broker, Context, Tail, dispatched, length, tails_context
 
-from stagewire.client import (
-    Client,
-    ClientSettings,
-    ErrorCode,
-    FinishReason,
-    Generation,
-    RequestRefused,
-    SamplingParams,
-    StagewireError,
-)
+from stagewire.client import Client, ClientSettings, ErrorCode, FinishReason, Generation, RequestRefused, StagewireError
 from stagewire.wire.codec import VERSION, Message, decode
 from stagewire.wire.frontend import (
     BrokerWelcome,
@@ -38,6 +29,7 @@ from stagewire.wire.frontend import (
 )
 from stagewire.wire.request import ReturnOffer
 from stagewire.wire.returns import ReturnAck, ReturnHello, ReturnItem, ReturnNext, ReturnTokens, TailHello
+from stagewire.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.processes
 
