@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
+from stagewire.cli.answer_limit import AnswerLimit, LimitedAnswer
 from stagewire.cli.generate import stream
 from stagewire.cli.plan import add_plan_flags, planned_cluster
 from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
@@ -30,22 +31,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagewire.wire.sampling import SamplingParams  # noqa: PLC0415  waits until it is needed
-
     interrupt_on_sigterm()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
             cluster = running.enter_context(planned_cluster(options, progress))
         status = cluster.status()
         client = running.enter_context(cluster.client())
-        messages = [{"role": "user", "content": options.prompt}]
+        session = client.session()
         print(f"\n> {options.prompt}\n")
-        sampling = SamplingParams(temperature=0)
-        with client.session().generate(
-            messages=messages, sampling=sampling, max_tokens=options.max_tokens
-        ) as generation:
-            stream(generation, options.max_tokens)
-        print("\n".join(["", *report(status, generation.result)]), flush=True)
+        limit = AnswerLimit(options.max_tokens, is_default=False)
+        with LimitedAnswer(lambda most: session.generate(options.prompt, max_tokens=most), limit) as answer:
+            stream(answer)
+        print("\n".join(["", *report(status, answer.result)]), flush=True)
     print("all processes stopped")
     return 0
 

@@ -1,6 +1,7 @@
 """Complete one prompt and print the answer as it comes.
 
-The prompt goes through the model's chat template, as a user's message; --raw sends it as it is.
+The prompt is one message of a user, in the model's chat template; with --raw, or where the model has no template, the
+model continues it as it is. `Session.generate` of the Python API takes a text in the same way.
 """
 
 from __future__ import annotations
@@ -11,26 +12,30 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from stagewire.cli.answer_limit import LimitedAnswer, add_limit_flag
 from stagewire.cli.endpoint import add_endpoint_flag, connect
-from stagewire.cli.notices import cut_notice
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
 from stagewire.cli.terminal import interrupt_on_sigterm
 from stagewire.cli.visible import visible
+from stagewire.wire.errors import SettingsError
 
 if TYPE_CHECKING:
-    from stagewire.client import Generation, Result, Session, Timings
+    from stagewire.client import Client, Generation, Result, Timings
 
 EXAMPLES = """\
 examples:
   stagewire generate "Why is the sky blue?"
-  stagewire generate --raw "Once upon a time" --max-tokens 50 --temperature 0
+  stagewire generate --raw "Once upon a time" --max-tokens 50
+  stagewire generate "Name three rivers." --greedy
+  stagewire generate "Name three rivers." --temperature 0.9 --seed 7
   echo "Say hello in French." | stagewire generate -
   stagewire generate "Name three rivers." --json
   stagewire generate "Name three rivers." --timings
 
 With --timings a table on standard error says where the time went; an answer that was cut off says so there.
 A terminal shows escape sequences and other control characters as \\x1b; a pipe or a file gets the answer as it is.
-With --json one object is printed: text, token_ids, finish_reason, stop_reason, usage, timings, cache; or error.
+With --json one object is printed: text, token_ids, finish_reason, stop_reason, sampling, usage, timings, cache; or
+error. `sampling` is what the tokens were drawn with: its values and its seed, given as flags, repeat the answer.
 """
 
 
@@ -45,12 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def add_answer_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        metavar="N",
-        help="at most so many (default: to the context's end); 0 only computes the prompt",
-    )
+    add_limit_flag(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given again"
     )
@@ -58,45 +58,49 @@ def add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.raw and options.system:
+        raise SettingsError("--raw and --system: without a chat template there is no system message; give one of them")
     interrupt_on_sigterm()  # so that whoever ends this command ends its request, too
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    with connect(options) as client, _start(client.session(), prompt, options) as generation:
+    with connect(options) as client, _answer(client, prompt, options) as answer:
         if options.json:
-            print(json.dumps(as_object(finished(generation))))
+            print(json.dumps(as_object(finished(answer))))
         else:
-            stream(generation, options.max_tokens)
+            stream(answer)
         if options.timings:
-            print("\n".join(timing_table(generation.result.timings)), file=sys.stderr)
+            print("\n".join(timing_table(answer.result.timings)), file=sys.stderr)
     return 0
 
 
-def _start(session: Session, prompt: str, options: argparse.Namespace) -> Generation:
-    sampling = sampling_of(options)
-    if options.raw:
-        return session.generate(prompt, sampling=sampling, max_tokens=options.max_tokens, stop=options.stop)
-    system = [{"role": "system", "content": options.system}] if options.system else []
-    messages = [*system, {"role": "user", "content": prompt}]
-    return session.generate(messages=messages, sampling=sampling, max_tokens=options.max_tokens, stop=options.stop)
+def _answer(client: Client, prompt: str, options: argparse.Namespace) -> LimitedAnswer:
+    sampling, session = sampling_of(options, lambda: client.card().sampling), client.session()
+    messages = [{"role": "system", "content": options.system}, {"role": "user", "content": prompt}]
+
+    def start(max_tokens: int | None) -> Generation:
+        if options.system:
+            return session.generate(messages=messages, sampling=sampling, max_tokens=max_tokens, stop=options.stop)
+        return session.generate(prompt, raw=options.raw, sampling=sampling, max_tokens=max_tokens, stop=options.stop)
+
+    return LimitedAnswer(start, options.limit)
 
 
-def stream(generation: Generation, max_tokens: int | None) -> None:
-    """Print an answer's text as it comes, and a line end; on stderr, if it was cut off.
+def stream(answer: LimitedAnswer) -> None:
+    """Print an answer's text as it comes, and a line end; then, on stderr, if it was cut.
 
     A terminal is shown control characters; a program that reads gets every byte as it is.
     """
     shown = visible if sys.stdout.isatty() else str
-    for token in generation:
+    for token in answer:
         print(shown(token.text), end="", flush=True)
     print(flush=True)
-    if notice := cut_notice(generation.result, max_tokens, "--max-tokens N gives more"):
-        print(notice, file=sys.stderr)
+    answer.warn_of_cut()
 
 
-def finished(generation: Generation) -> Result:
+def finished(answer: LimitedAnswer) -> Result:
     """The result; a refusal or failure is raised."""
-    for _token in generation:
+    for _token in answer:
         pass
-    return generation.result
+    return answer.result
 
 
 def timing_table(timings: Timings) -> list[str]:
@@ -121,6 +125,7 @@ def as_object(result: Result) -> dict[str, object]:
         "token_ids": list(result.token_ids),
         "finish_reason": result.finish_reason.value,
         "stop_reason": result.stop_reason,
+        "sampling": asdict(result.sampling),
         "usage": asdict(result.usage),
         "timings": asdict(result.timings),
         "cache": asdict(result.cache),

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from stagewire.client import Result
 
 
-def cut_notice(result: Result, max_tokens: int | None, more: str) -> str | None:
-    """Why an answer is not whole, and what to do (`more`, where a limit was asked for); None if it is."""
+def cut_notice(result: Result, max_tokens: int | None, setting: str) -> str | None:
+    """Why an answer is not whole, and, where `setting` has limited it, what to do; None if it is whole."""
     if result.finish_reason is not FinishReason.LENGTH or max_tokens == 0:
         return None
     num_tokens = result.usage.completion_tokens
     if max_tokens is not None and num_tokens >= max_tokens:
-        return f"cut off after {num_tokens} {_tokens(num_tokens)}: {more}"
+        more = f"{setting} N allows more, {setting} off as many as fit"
+        return f"cut off: after {num_tokens} {_tokens(num_tokens)}; {more}"
     return "cut off: the context, or the KV memory of the stages (--kv-tokens), is full"
 
 

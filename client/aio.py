@@ -199,7 +199,7 @@ class AsyncClient:
 
     async def start(self, prompt: Prompt, session_id: str, model: str | None) -> AsyncGeneration:
         """See `Client.start`."""
-        if prompt.needs_tokenizer:
+        if prompt.needs_card:
             # Fetching a card and tokenizing may take a while: not in the event loop.
             request = await asyncio.to_thread(self._client.prepare, prompt, session_id, model)
         else:

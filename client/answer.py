@@ -18,6 +18,7 @@ from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import Generate
 from stagewire.wire.request import Ending, FinishReason, Usage
 from stagewire.wire.returns import TokenLogprobs
+from stagewire.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from stagewire.client.text.stream import TextStream
@@ -29,11 +30,11 @@ _NEWS_TOKENS = 64
 class Transcript:
     """Tokens to events and, at the end, to the result.
 
-    `stream` gives the text and finds stop strings; without it there are token ids only.
+    `stream` gives the text and finds stop strings; without it there are token ids only. `sampling` is what was asked.
     """
 
-    def __init__(self, num_prompt_tokens: int, stream: TextStream | None) -> None:
-        self._num_prompt_tokens, self._stream = num_prompt_tokens, stream
+    def __init__(self, num_prompt_tokens: int, stream: TextStream | None, sampling: SamplingParams) -> None:
+        self._num_prompt_tokens, self._stream, self._sampling = num_prompt_tokens, stream, sampling
         self._texts: list[str] = []
         self._token_ids: list[int] = []
 
@@ -73,8 +74,9 @@ class Transcript:
         error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
         return Result(
-            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens, error
-        )
+            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens,
+            self._sampling, error,
+        )  # fmt: skip
 
 
 class Answer:

@@ -223,13 +223,14 @@ class Client:
     def prepare(self, prompt: Prompt, session_id: str, model: str | None) -> tuple[Generate, Transcript]:
         """The request to send, and the empty answer to it."""
         card, tokenizer = None, None
-        if prompt.needs_tokenizer:
+        if prompt.needs_card:
             info = self._model(model)
-            # The text belongs to this model from now on, whatever else is served.
+            # Text and sampling belong to this model from now on, whatever else is served.
             model = info.name
-            tokenizer, card = self._tokenizer(info.card_digest), self._card(info.card_digest)
-        token_ids = prompt.token_ids(card, tokenizer)
-        return prompt.request(session_id, model, token_ids), prompt.transcript(len(token_ids), tokenizer)
+            card = self._card(info.card_digest)
+            tokenizer = self._tokenizer(info.card_digest) if prompt.needs_tokenizer else None
+        request = prompt.request(session_id, model, prompt.token_ids(card, tokenizer), card)
+        return request, prompt.transcript(request, tokenizer)
 
     # --- the end ---
 

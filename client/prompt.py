@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from stagewire.client.answer import Transcript
@@ -22,17 +22,20 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = "ChatMessage | Mapping[str, str]"
 _MAX_TOKEN_ID = 2**31 - 1
+_SEED_BITS = 63
 
 
 class GenerateOptions(TypedDict, total=False):
     """What `generate` takes besides a text.
 
-    Exactly one prompt: a text as it is, `messages` through the model's chat template, or token ids.
+    Exactly one prompt: a text, `messages` through the model's chat template, or token ids. A text is one message of a
+    user; where the model has no chat template, or with `raw`, the model continues the text as it is.
 
     Attributes:
         messages: `ChatMessage`s, or mappings with `role` and `content`.
         prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
-        sampling: see `SamplingParams`.
+        sampling: see `SamplingParams`; None takes the model's own, `ModelCard.sampling`. `Result.sampling` tells.
+        raw: no chat template: the model continues the text.
         max_tokens: at most so many; None goes on to the context's end; 0 only computes the prompt.
         stop: strings that end the answer; their text is not returned.
         stop_token_ids: tokens that end it, beside the model's own end tokens.
@@ -46,6 +49,7 @@ class GenerateOptions(TypedDict, total=False):
     messages: Sequence[Message] | None
     prompt_token_ids: Sequence[int] | None
     sampling: SamplingParams | None
+    raw: bool
     max_tokens: int | None
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
@@ -69,6 +73,7 @@ class Prompt:
     messages: Sequence[Message] | None = None
     prompt_token_ids: Sequence[int] | None = None
     sampling: SamplingParams | None = None
+    raw: bool = False
     max_tokens: int | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -84,6 +89,10 @@ class Prompt:
         given = [self.text, self.messages, self.prompt_token_ids]
         if sum(value is not None for value in given) != 1:
             raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
+        if self.raw and self.text is None:
+            raise RequestRefused(
+                "raw=True needs a text; messages go through the chat template, token ids are as they are"
+            )
         if (
             self.snapshot
             and self.snapshot.file is not None
@@ -95,6 +104,7 @@ class Prompt:
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise RequestRefused(f"{len(self.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}")
         _check_ids("stop_token_ids", self.stop_token_ids)
+        _check_ids("prompt_token_ids", self.prompt_token_ids or ())
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -105,28 +115,34 @@ class Prompt:
         """Text goes in, or must be looked at."""
         return self.prompt_token_ids is None or bool(self.stop_strings) or self.detokenize
 
+    @property
+    def needs_card(self) -> bool:
+        """Text, or the model's own sampling. A prompt that is only computed draws nothing."""
+        return self.needs_tokenizer or (self.sampling is None and self.max_tokens != 0)
+
     def token_ids(self, card: ModelCard | None, tokenizer: Tokenizer | None) -> list[int]:
         """The prompt in tokens.
 
         Raises:
-            RequestRefused: a token id is none, or the template cannot take the messages.
+            RequestRefused: the template cannot take the messages.
         """
         if self.prompt_token_ids is not None:
-            _check_ids("prompt_token_ids", self.prompt_token_ids)
             return [*self.prompt_token_ids]
         assert card is not None
         assert tokenizer is not None
-        if self.text is not None:
+        if self.text is not None and (self.raw or card.chat_template is None):
             return tokenizer.encode(self.text, as_prompt=True)
-        from stagewire.client.text.template import ChatTemplate  # noqa: PLC0415  needs the extra `text`
+        from stagewire.client.text.template import ChatMessage, ChatTemplate  # noqa: PLC0415  needs the extra `text`
 
-        assert self.messages is not None
-        messages = [_message(message) for message in self.messages]
+        if self.text is not None:
+            messages = [ChatMessage("user", self.text)]
+        else:
+            messages = [_message(message) for message in self.messages or ()]
         rendered = ChatTemplate(card).render(messages, self.add_generation_prompt)
         return tokenizer.encode(rendered, parse_special=True)
 
-    def request(self, session_id: str, model: str | None, token_ids: list[int]) -> Generate:
-        """The message, under a random id."""
+    def request(self, session_id: str, model: str | None, token_ids: list[int], card: ModelCard | None) -> Generate:
+        """The message, under a random id; `card` says how to sample where the caller does not."""
         if len(token_ids) > MAX_PROMPT_TOKENS:
             detail = f"the prompt has {len(token_ids)} tokens; at most {MAX_PROMPT_TOKENS}"
             raise RequestRefused(detail, ErrorCode.CONTEXT_OVERFLOW)
@@ -134,7 +150,7 @@ class Prompt:
             request_id=secrets.token_hex(16),
             session_id=session_id,
             model=model,
-            sampling=self.sampling or SamplingParams(),
+            sampling=self._sampling(card),
             max_tokens=self.max_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
@@ -143,13 +159,21 @@ class Prompt:
             restore=self.restore,
         )
 
-    def transcript(self, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> Transcript:
+    def _sampling(self, card: ModelCard | None) -> SamplingParams:
+        """What is drawn with, a seed included: an answer can be repeated by what its result says."""
+        sampling = self.sampling or (card.sampling if card else SamplingParams())
+        if sampling.seed is not None or sampling.is_greedy:
+            return sampling
+        return replace(sampling, seed=secrets.randbits(_SEED_BITS))
+
+    def transcript(self, request: Generate, tokenizer: Tokenizer | None) -> Transcript:
         """An empty answer, with text where there is a tokenizer."""
+        num_prompt_tokens = len(request.prompt_token_ids)
         if tokenizer is None:
-            return Transcript(num_prompt_tokens, None)
+            return Transcript(num_prompt_tokens, None, request.sampling)
         from stagewire.client.text.stream import TextStream  # noqa: PLC0415  needs the extra `text`
 
-        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop_strings))
+        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop_strings), request.sampling)
 
 
 def snapshot_prompt(
@@ -168,6 +192,7 @@ def snapshot_prompt(
         prompt_token_ids=prompt_token_ids,
         max_tokens=0,
         snapshot=SnapshotWish(name),
+        raw=text is not None,
         add_generation_prompt=False,
     )
 

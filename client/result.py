@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from stagewire.wire import errors
 from stagewire.wire.errors import StagewireError
 from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
+from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.timing import RequestTiming
 
 
@@ -100,7 +101,9 @@ class Result:
     """The end of a generation. `stop_reason` is the stop string that ended it, if one did.
 
     `cache` is what the stages' caches did in the steps that held the request, also for others in those steps.
-    `kept_tokens` is the length of the snapshot that was asked for and is complete.
+    `kept_tokens` is the length of the snapshot that was asked for and is complete. `sampling` is what the tokens were
+    drawn with, the model's own values and the seed included: asked for again, it gives the same answer.
+    `finish_reason` LENGTH says that the answer was cut: by `max_tokens`, or by the end of context or memory.
     `error` is set when it failed; the tokens before it stay valid.
     """
 
@@ -112,6 +115,7 @@ class Result:
     timings: Timings
     cache: CacheStatistics
     kept_tokens: int
+    sampling: SamplingParams
     error: StagewireError | None = None
 
 

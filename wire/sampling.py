@@ -40,7 +40,7 @@ class SamplingParams:
         logit_bias: (token id, value in [-100, 100]), added to the logits; at most 1024 pairs, no id twice.
         seed: what makes a request repeatable; in [0, 2**64). None lets whoever accepts the request draw one.
         logprobs: None is off; else log probabilities of the chosen token and of this many of the most likely
-            ones; at most 20.
+            ones, or all there are; at most 20.
 
     Raises:
         RequestRefused: INVALID_REQUEST on construction, naming field, value and limit.
@@ -86,6 +86,18 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
 
+MODEL_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""What a model may recommend; the other fields are one request's own."""
+
+
 def _checked_float(name: str, value: object, low: float, high: float, above_low: bool = False) -> float:
     number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
     # NaN compares false to everything, so no range holds it.
@@ -115,3 +127,7 @@ def _checked_bias(pairs: object) -> tuple[tuple[int, float], ...]:
             raise RequestRefused(f"logit_bias names token id {token_id} twice")
         checked[token_id] = _checked_float(f"logit_bias[{token_id}]", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     return tuple(checked.items())
+
+
+UNTOLD_SAMPLING = SamplingParams(temperature=0.7, top_p=0.95, repetition_penalty=1.1)
+"""For models that recommend nothing: varied, without the unlikely, and kept from going round in circles."""

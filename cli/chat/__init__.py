@@ -18,7 +18,8 @@ from stagewire.cli.terminal import leave_on_sigterm
 EXAMPLES = """\
 examples:
   stagewire chat
-  stagewire chat --system "You answer in one sentence." --temperature 0.7
+  stagewire chat --system "You answer in one sentence."
+  stagewire chat --greedy
   stagewire chat --timings
   printf 'My name is Ada.\\nWhat is my name?\\n' | stagewire chat
 
@@ -41,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         # Before the first prompt, so that a missing server or extra, or a wrong flag, is said at once.
         client.tokenizer()
-        sampling_of(options)
+        sampling_of(options, lambda: client.card().sampling)
         loop = ChatLoop(client, options)
         loop.greet(client.card().name)
         return loop.run()

@@ -6,6 +6,7 @@ import argparse
 from collections import deque
 from typing import TYPE_CHECKING
 
+from stagewire.cli.answer_limit import AnswerLimit, LimitedAnswer
 from stagewire.cli.chat import files
 from stagewire.cli.chat.context import Context
 from stagewire.cli.chat.core.chat_core import ChatCore
@@ -32,7 +33,7 @@ from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from stagewire.client import Client, Result
+    from stagewire.client import Client, Generation, Result
 
 
 class ChatLoop:
@@ -41,8 +42,7 @@ class ChatLoop:
     def __init__(self, client: Client, options: argparse.Namespace) -> None:
         self._client, self._session, self._options = client, client.session(), options
         self._keyboard, self._screen = Keyboard(), Screen()
-        given = tuple(Sampling(name, getattr(options, name)) for name in SAMPLING_NAMES if hasattr(options, name))
-        choices = Choices(options.max_tokens, options.timings, given)
+        choices = Choices(options.limit.max_tokens, options.timings, _given(options))
         self.core = ChatCore(options.system or None, choices, is_interactive=self._keyboard.is_terminal)
 
     def greet(self, model_name: str) -> None:
@@ -132,36 +132,57 @@ class ChatLoop:
         return Answered("".join(said))
 
     def _stream(self, asked: Ask, said: list[str]) -> Result:
-        with self._session.generate(
-            messages=[{"role": message.role, "content": message.content} for message in asked.messages],
-            sampling=self._sampling(asked.choices),
-            max_tokens=asked.choices.max_tokens,
-            stop=self._options.stop,
-        ) as generation:
-            for token in generation:
+        sampling = self._sampling(asked.choices)
+        messages = [{"role": message.role, "content": message.content} for message in asked.messages]
+
+        def start(max_tokens: int | None) -> Generation:
+            return self._session.generate(
+                messages=messages, sampling=sampling, max_tokens=max_tokens, stop=self._options.stop
+            )
+
+        with LimitedAnswer(start, self._limit(asked.choices)) as answer:
+            for token in answer:
                 if token.text:
                     said.append(token.text)
                     self._screen.show(token.text)
-            return generation.result
+            return answer.result
 
-    def _sampling(self, choices: Choices) -> SamplingParams:
+    def _sampling(self, choices: Choices) -> SamplingParams | None:
         """What was chosen, and of the flags what cannot be set here."""
         chosen = {one.name: one.value for one in choices.sampling}
-        return sampling_of(argparse.Namespace(**(vars(self._options) | chosen)))
+        options = {name: value for name, value in vars(self._options).items() if name not in SAMPLING_NAMES}
+        return sampling_of(argparse.Namespace(**(options | chosen | {"greedy": False})), self._of_model)
+
+    def _of_model(self) -> SamplingParams:
+        return self._client.card().sampling
+
+    def _limit(self, choices: Choices) -> AnswerLimit:
+        """What nobody has asked for gives way, where less fits."""
+        started = self._options.limit
+        return AnswerLimit(choices.max_tokens, started.is_default and choices.max_tokens == started.max_tokens)
 
     def _failure(self, asked: Ask, error: StagewireError) -> Event:
         if error.code is not ErrorCode.CONTEXT_OVERFLOW:
             return Failed(error.code, error.detail)
         try:
-            context = Context.of(self._client, asked.choices.max_tokens)
+            limit = self._limit(asked.choices)
+            is_open = limit.max_tokens is None or limit.is_default
+            context = Context.of(self._client, None if is_open else limit.max_tokens)
             num_turns = self.core.fewest_dropped(context.fits)
-            if num_turns is None and asked.choices.max_tokens is None:
+            if num_turns is None and is_open:
                 num_turns = self.core.fewest_dropped(context.at_its_end().fits)
         except StagewireError:  # gone meanwhile
             num_turns = None
         return Overflowed(num_turns, error.detail)
 
     def _remark(self, result: Result, choices: Choices) -> None:
-        notices = [cut_notice(result, choices.max_tokens, "/set max_tokens N gives more")]
+        notices = [cut_notice(result, choices.max_tokens, "/set max_tokens")]
         notices += [speed(result)] if choices.timings else []
         self._screen.tell([f"({notice})" for notice in notices if notice])
+
+
+def _given(options: argparse.Namespace) -> tuple[Sampling, ...]:
+    """What the flags say, of what can be set; --greedy is temperature 0."""
+    given = {name: getattr(options, name) for name in SAMPLING_NAMES if hasattr(options, name)}
+    given |= {"temperature": 0.0} if options.greedy else {}
+    return tuple(Sampling(name, value) for name, value in given.items())

@@ -173,6 +173,7 @@ def _with_logprobs(token_id: int, logits: NDArray[np.float32], num_top: int) -> 
     exp_in_place(weights)
     values -= log(total(weights))
     top: tuple[tuple[int, float], ...] = ()
+    num_top = min(num_top, len(values))  # a small vocabulary has no more
     if num_top:
         threshold = np.partition(values, len(values) - num_top)[len(values) - num_top]
         likely = np.flatnonzero(values >= threshold)

@@ -133,6 +133,12 @@ def test_help_names_every_command_and_the_exit_codes(capsys: Capture) -> None:
         (["up", "--threads", "two"], "threads=two: expected a number"),
         (["up", "--wire-condition", "hop"], "expected LINK=CONDITION"),
         (["up", "--wire-condition", "bridge=delay=1ms"], "the links are hop, feed, return"),
+        (["generate", "hi", "--max-tokens", "many"], "max_tokens=many: expected a number, or off"),
+        (["chat", "--max-tokens", "1.5"], "max_tokens=1.5: expected a number, or off"),
+        (["generate", "hi", "--greedy", "--temperature", "0.5"], "--greedy is temperature 0"),
+        (["generate", "hi", "--raw", "--system", "Be short."], "--raw and --system"),
+        (["generate", "hi", "--top-p", "0"], "top_p=0.0 is not a number in (0, 1]"),
+        (["chat", "--top-p", "2"], "top_p=2.0 is not a number in (0, 1]"),
     ],
 )
 def test_wrong_usage_is_one_line_a_hint_and_exit_code_2(arguments: list[str], words: str, capsys: Capture) -> None:

@@ -18,6 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from stagewire.client import Client, SamplingParams
+from stagewire.cluster.local import LocalCluster
+from stagewire.cluster.spec import StageLimits
+from stagewire.model.catalogue import CATALOGUE, DEFAULT_MODEL
+from stagewire.wire.sampling import MODEL_FIELDS
+
+GREEDY = SamplingParams(temperature=0)
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 STAGEWIRE = [sys.executable, "-m", "stagewire"]
 
@@ -72,10 +79,62 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_generate_streams_text(up: str) -> None:
-    """Greedy by default, through the chat template."""
-    done = stagewire("generate", "Name the capital city of France.", "--endpoint", up, "--max-tokens", "20")
+    """Through the chat template; the likeliest token each time, as asked."""
+    asked = ("generate", "Name the capital city of France.", "--greedy", "--endpoint", up, "--max-tokens", "20")
+    done = stagewire(*asked)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout
+    assert stagewire(*asked).stdout == done.stdout
+
+
+@pytest.mark.parametrize("words", [["Tell me a joke."], ["--raw", "Once upon a time"], ["--top-k", "9", "Hello!"]])
+def test_an_answer_is_repeated_by_what_it_says_of_its_sampling(up: str, words: list[str]) -> None:
+    """Without flags it is the model's own; flags replace what they name."""
+    asked = ("generate", *words, "--endpoint", up, "--max-tokens", "16", "--json")
+    answer, other = json.loads(stagewire(*asked).stdout), json.loads(stagewire(*asked).stdout)
+    own = CATALOGUE[DEFAULT_MODEL].sampling
+    assert own is not None
+    told = {name: answer["sampling"][name] for name in MODEL_FIELDS}
+    assert told == {name: getattr(own, name) for name in MODEL_FIELDS} | ({"top_k": 9} if "--top-k" in words else {})
+    assert answer["sampling"]["seed"] != other["sampling"]["seed"]
+    flags = [word for name in MODEL_FIELDS for word in (f"--{name.replace('_', '-')}", str(told[name]))]
+    plain = [word for word in words if word not in ("--top-k", "9")]
+    again = stagewire("generate", *plain, *flags, "--seed", str(answer["sampling"]["seed"]), *asked[len(words) + 1 :])
+    assert json.loads(again.stdout)["token_ids"] == answer["token_ids"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("text", ["Name three rivers.", "Once upon a time", "<|im_end|> é"])
+def test_the_command_and_the_sdk_mean_the_same_by_a_text(up: str, text: str, raw: bool) -> None:
+    """The same prompt, hence the same answer."""
+    flags = ["--raw"] if raw else []
+    done = stagewire("generate", text, *flags, "--greedy", "--endpoint", up, "--max-tokens", "6", "--json")
+    with Client(up) as client:
+        result = client.session().generate(text, raw=raw, sampling=GREEDY, max_tokens=6).wait(60)
+    answer = json.loads(done.stdout)
+    assert answer["token_ids"] == list(result.token_ids)
+    assert answer["usage"]["prompt_tokens"] == result.usage.prompt_tokens
+
+
+def test_an_answer_that_was_cut_says_so(up: str) -> None:
+    """On stderr; chat and generate."""
+    done = stagewire("generate", "Tell me a long story.", "--greedy", "--endpoint", up, "--max-tokens", "5")
+    assert "cut off: after 5 tokens" in done.stderr
+    done = stagewire("chat", "--endpoint", up, "--greedy", "--max-tokens", "5", stdin="Tell me a long story.\n")
+    assert "cut off: after 5 tokens" in done.stderr
+
+
+def test_where_less_than_the_default_limit_fits_an_answer_goes_to_the_end() -> None:
+    """Nobody asked for 1,024 tokens: what the memory holds is enough. Who asks for too much is refused."""
+    with LocalCluster(stages=1, limits=StageLimits(kv_tokens=128)) as cluster:
+        asked = ("--greedy", "--endpoint", cluster.endpoint)
+        done = stagewire("generate", "--raw", "word word word word word word word word", *asked)
+        assert done.returncode == 0, done.stderr
+        assert "cut off: the context, or the KV memory" in done.stderr
+        told = stagewire("chat", *asked, stdin="Repeat after me: " + "word " * 40 + "\n")
+        assert told.returncode == 0 and "context_overflow" not in told.stdout
+        refused = stagewire("generate", "--raw", "word", *asked, "--max-tokens", "1024", "--json")
+        assert json.loads(refused.stdout)["error"]["code"] == "context_overflow"
 
 
 def test_generate_as_json_is_one_object(up: str) -> None:
@@ -98,7 +157,7 @@ def test_a_refused_request_is_an_error_object_and_exit_code_1(up: str) -> None:
 def test_chat_keeps_the_conversation(up: str) -> None:
     """Lines come from a pipe here; the second answer knows the first question."""
     lines = "My name is Ada.\nWhat is my name?\n/quit\n"
-    done = stagewire("chat", "--endpoint", up, "--max-tokens", "30", stdin=lines)
+    done = stagewire("chat", "--greedy", "--endpoint", up, "--max-tokens", "30", stdin=lines)
     assert done.returncode == 0, done.stderr
     assert "Ada" in done.stdout
 

@@ -58,7 +58,7 @@ def test_text_and_messages_are_tokenized_by_the_models_card(broker: Broker, clie
     session = client.session("talk")
     first = session.generate("hé", max_tokens=3, sampling=SamplingParams(temperature=0.0, seed=5))
     sent = broker.expect(Generate)
-    assert sent.prompt_token_ids.to_list() == TOKENIZER.encode("hé")
+    assert sent.prompt_token_ids.to_list() == TOKENIZER.encode("<user>hé")
     assert (sent.request_id, sent.session_id, sent.model) == (first.request_id, "talk", "toy")
     assert (sent.max_tokens, sent.sampling.seed) == (3, 5)
     second = session.generate(messages=[ChatMessage("user", "hi"), {"role": "assistant", "content": "ho"}])
@@ -102,7 +102,7 @@ def test_events_carry_whole_characters_and_the_result_all_of_it(
     assert [event.index for event in events] == [0, 1, 2, 3]
     result = generation.result
     assert (result.text, list(result.token_ids)) == ("aé!", TOKENIZER.encode("aé!"))
-    assert result.usage == Usage(2, 4, 2)
+    assert result.usage == Usage(len("<user>hi"), 4, 2)
     timings = result.timings
     assert timings.accepted_s is not None
     assert timings.first_token_s is not None

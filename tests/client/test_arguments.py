@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from stagewire.client import Client, ClientSettings, ErrorCode, RequestRefused
+from stagewire.client import Client, ClientSettings, ErrorCode, RequestRefused, SamplingParams
 from stagewire.wire.codec import decode, encode
 from stagewire.wire.control import Fault
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import StagewireError
+
+NEUTRAL = SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -22,15 +24,16 @@ from stagewire.wire.errors import StagewireError
         ("s", {"max_tokens": True}),
         ("s", {"stop_token_ids": list(range(1025))}),
         ("s", {"prompt_token_ids": [1.5]}),
+        ("s", {"prompt_token_ids": [1.5], "sampling": None}),  # before anybody is asked how the model is sampled
         ("\udcff", {}),
         (object(), {}),
     ],
 )
 def test_a_bad_argument_is_refused_in_the_callers_thread(session: Any, arguments: dict[str, Any]) -> None:
     """With a typed error, before anything is sent; another request of the client still waits."""
-    given: dict[str, Any] = {"prompt_token_ids": [1], "max_tokens": 1} | arguments
+    given: dict[str, Any] = {"prompt_token_ids": [1], "max_tokens": 1, "sampling": NEUTRAL} | arguments
     with Client(settings=ClientSettings(endpoint="tcp://127.0.0.1:9")) as client:
-        other = client.session().generate(prompt_token_ids=[1], max_tokens=1)
+        other = client.session().generate(prompt_token_ids=[1], max_tokens=1, sampling=NEUTRAL)
         with pytest.raises(RequestRefused) as error:
             client.session(session).generate(**given)
         assert error.value.code in (ErrorCode.INVALID_REQUEST, ErrorCode.TOKEN_OUT_OF_VOCABULARY)

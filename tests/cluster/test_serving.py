@@ -329,7 +329,7 @@ def test_an_unknown_model_and_a_taken_identity_are_refused(cluster: LocalCluster
             second.connect()
         assert taken.value.code is ErrorCode.IDENTITY_IN_USE
         assert len(tokens(first, PROMPT, max_tokens=2)) == 2
-        generation = first.session(model="gpt-17").generate(prompt_token_ids=PROMPT, max_tokens=2)
+        generation = first.session(model="gpt-17").generate(prompt_token_ids=PROMPT, max_tokens=2, sampling=GREEDY)
         with pytest.raises(RequestRefused) as unknown:
             next(generation)
         assert unknown.value.code is ErrorCode.UNKNOWN_MODEL

@@ -13,7 +13,7 @@ from support.broker_sockets import Sockets, pipeline_of
 from support.client_peers import Tail, length, tails_context
 from support.running_broker import FAST, RunningBroker
 
-from stagewire.client import Client, ClientSettings
+from stagewire.client import Client, ClientSettings, SamplingParams
 from stagewire.wire.control import GenerateAck, RequestEnded, RequestEndedAck
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.returns import ReturnAck, ReturnHello
@@ -74,7 +74,9 @@ def entered() -> Entered:
             with Client(settings=settings) as client:
                 client.connect()
                 counted.is_counting = True
-                generation = client.session().generate(prompt_token_ids=[1, 2, 3], max_tokens=2)
+                generation = client.session().generate(
+                    prompt_token_ids=[1, 2, 3], max_tokens=2, sampling=SamplingParams()
+                )
                 _, start = head.next_fed()
                 assert isinstance(start, StartRequest) and start.offer is not None
                 head.control.send(GenerateAck(start.request_id, epoch, None, ""))

@@ -87,6 +87,8 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Value | None) -> None:
     match value:
         case bool():
             writer.add_bool(key, value)
+        case int() if value < 0:
+            writer.add_int32(key, value)
         case int():
             writer.add_uint32(key, value)
         case float():

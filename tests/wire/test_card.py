@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from stagewire.wire.card import ModelCard, ModelConfig, TokenizerData, card_digest
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.limits import MAX_CARD_BYTES
+from stagewire.wire.sampling import SamplingParams
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -46,6 +48,7 @@ CARD = ModelCard("tiny", CONFIG, TOKENIZER, "{{ messages }}", (0,))
     "card",
     [
         CARD,
+        replace(CARD, sampling=SamplingParams(0.0, 5, 0.5, 0.25, 1.5, -1.0, 2.0)),
         replace(CARD, tokenizer=None, chat_template=None, stop_token_ids=()),
         replace(CARD, tokenizer=replace(TOKENIZER, bos_token_id=2, merges=(), add_bos=True)),
     ],
@@ -112,8 +115,8 @@ def test_every_truncation_and_every_trailing_byte_is_a_protocol_error() -> None:
 
 def test_another_version_of_the_card_is_named() -> None:
     message = msgpack.unpackb(CARD.encode())
-    with pytest.raises(ProtocolError, match="version 2, expected 1"):
-        ModelCard.decode(msgpack.packb([2, *message[1:]]))
+    with pytest.raises(ProtocolError, match="version 1, expected 2"):
+        ModelCard.decode(msgpack.packb([1, *message[1:-1]]))
 
 
 def decode_or_protocol_error(data: bytes) -> None:
@@ -142,7 +145,7 @@ scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floa
 messages = st.recursive(scalars, lambda inner: st.lists(inner, max_size=14) | st.dictionaries(scalars, inner))
 
 
-@given(st.integers(0, 5), messages)
+@given(st.integers(0, 6), messages)
 def test_a_field_of_any_other_type_raises_only_the_protocol_error(index: int, value: object) -> None:
     message = msgpack.unpackb(CARD.encode())
     message[index] = value
@@ -156,6 +159,29 @@ def test_a_nested_field_of_any_other_type_raises_only_the_protocol_error(
     message = msgpack.unpackb(CARD.encode())
     message[record][index] = value
     decode_or_protocol_error(msgpack.packb(message))
+
+
+@given(st.integers(0, 6), scalars)
+def test_a_sampling_field_of_any_other_value_raises_only_the_protocol_error(index: int, value: object) -> None:
+    message = msgpack.unpackb(CARD.encode())
+    message[6][index] = value
+    decode_or_protocol_error(msgpack.packb(message))
+
+
+@pytest.mark.parametrize(
+    ("index", "value"), [(0, -1.0), (0, float("nan")), (0, "hot"), (1, 2.5), (2, 0.0), (4, 0.0), (5, 3.0)]
+)
+def test_a_sampling_value_outside_its_limits_is_a_protocol_error(index: int, value: object) -> None:
+    message = msgpack.unpackb(CARD.encode())
+    message[6][index] = value
+    with pytest.raises(ProtocolError, match="is not a"):
+        ModelCard.decode(msgpack.packb(message))
+
+
+@pytest.mark.parametrize("own", [{"seed": 1}, {"logprobs": 0}, {"logit_bias": ((1, 1.0),)}])
+def test_a_card_has_nothing_that_is_a_requests_own(own: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="sampling has"):
+        replace(CARD, sampling=SamplingParams(**own))
 
 
 def test_deep_nesting_is_a_protocol_error() -> None:

@@ -12,6 +12,8 @@ from stagewire.cluster.local import LocalCluster
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
+MORE = "--max-tokens N allows more, --max-tokens off as many as fit"
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -30,7 +32,7 @@ def test_each_line_is_a_message_and_answers_are_all_that_is_on_stdout(cluster: L
     )
     assert done.returncode == 0, done.stderr
     told = done.stderr.decode()
-    assert told.count("cut off after 4 tokens") == told.count("tokens/s") == 2
+    assert told.count("cut off: after 4 tokens") == told.count("tokens/s") == 2
     assert len(done.stdout.splitlines()) == 2
     assert not any(words in done.stdout for words in (b"> ", b"/help", b"timings", b"\x1b"))
 
@@ -75,14 +77,27 @@ def test_a_wrong_flag_is_told_before_anything_is_asked(cluster: LocalCluster, fl
     assert f"{flag[0][2:].replace('-', '_')}=" in done.stderr.decode()
 
 
+def test_what_is_set_goes_before_greedy(cluster: LocalCluster) -> None:
+    lines = b"/set\n/set temperature 0.7\nhi\n/set temperature default\nhi\n"
+    done = chat(cluster, lines, "--greedy", "--max-tokens", "2")
+    told = [line for line in done.stderr.decode().splitlines() if line.startswith("temperature")]
+    assert (done.returncode, told) == (0, ["temperature 0.0", "temperature 0.7", "temperature 0.0"])
+
+
 def test_generate_says_on_stderr_that_an_answer_was_cut(cluster: LocalCluster) -> None:
     """And ends as if it were whole; with --json, `finish_reason` says it, and nothing else does."""
     command = [sys.executable, "-m", "stagewire", "generate", "--endpoint", cluster.endpoint, "Tell me about the sea."]
     for flags, expected in (
-        (("--max-tokens", "7"), b"cut off after 7 tokens: --max-tokens N gives more\n"),
-        (("--max-tokens", "1"), b"cut off after 1 token: --max-tokens N gives more\n"),
-        (("--max-tokens", "0"), b""),
-        (("--max-tokens", "7", "--json"), b""),
+        (
+            ("--max-tokens", "7"),
+            f"cut off: after 7 tokens; {MORE}\n",
+        ),
+        (
+            ("--max-tokens", "1"),
+            f"cut off: after 1 token; {MORE}\n",
+        ),
+        (("--max-tokens", "0"), ""),
+        (("--max-tokens", "7", "--json"), ""),
     ):
         done = subprocess.run([*command, *flags], capture_output=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr) == (0, expected)
+        assert (done.returncode, done.stderr.decode()) == (0, expected)

@@ -20,6 +20,7 @@ from stagewire.cluster.spec import StageLimits
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 GREEDY = ("--temperature", "0")
+MORE = "/set max_tokens N allows more, /set max_tokens off as many as fit"
 # The default model's end tokens, never taken: its answers go on until somebody ends them.
 ENDLESS = (*GREEDY, "--logit-bias", "0=-100", "--logit-bias", "2=-100")
 
@@ -59,7 +60,7 @@ def test_answers_are_wrapped_at_the_terminals_width(cluster: LocalCluster, tmp_p
             lines = say(terminal, "Tell me about the sea.")
             notice = lines.index(next(line for line in lines if line.startswith("(cut off")))
             lines, notices = lines[:notice], lines[notice:]
-            assert " ".join(notices) == "(cut off after 80 tokens: /set max_tokens N gives more)"
+            assert " ".join(notices) == f"(cut off: after 80 tokens; {MORE})"
             terminal.resize(200)
             (_, kept) = saved(terminal, tmp_path / "x")
             assert len(lines) > 2 and max(map(len, [*lines, *notices])) <= columns
@@ -90,7 +91,7 @@ def test_a_paste_is_one_message_also_where_python_has_no_line_editor(
     with on_terminal("chat", *flags, command=(sys.executable, "-c", code)) as terminal:
         terminal.until("\n> ")
         terminal.type(f"{text}\n")
-        terminal.until(r"cut off after 4 tokens[^\n]*\n> ")
+        terminal.until(r"cut off: after 4 tokens[^\n]*\n> ")
         terminal.type(f"/save {tmp_path / 'x'}\n")
         terminal.until("saved as .*> ")
         terminal.type(CTRL_D)
@@ -171,7 +172,7 @@ def test_what_a_terminal_would_obey_is_shown_by_chat_and_generate(cluster: Local
     forced = ("--logit-bias", f"{byte_token(cluster, byte)}=100", "--max-tokens", "3", *GREEDY)
     with on_terminal("generate", "hi", "--endpoint", cluster.endpoint, *forced) as terminal:
         assert terminal.exit_code() == 0
-        assert terminal.shown.startswith(shown * 3 + "\r\ncut off after 3 tokens")
+        assert terminal.shown.startswith(shown * 3 + "\r\ncut off: after 3 tokens")
     with on_terminal("chat", "--endpoint", cluster.endpoint, *forced) as terminal:
         terminal.until_prompt()
         assert say(terminal, "hi")[0] == shown * 3

@@ -29,6 +29,7 @@ from stagewire.wire.frontend import (
 )
 from stagewire.wire.request import ReturnOffer
 from stagewire.wire.returns import ReturnAck, ReturnHello, ReturnItem, ReturnNext, ReturnTokens, TailHello
+from stagewire.wire.sampling import SamplingParams
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +55,7 @@ def client(broker: Broker) -> Iterator[Client]:
 
 
 def generate(client: Client) -> Generation:
-    return client.session().generate(prompt_token_ids=[1, 2, 3])
+    return client.session().generate(prompt_token_ids=[1, 2, 3], sampling=SamplingParams())
 
 
 def first_offer(broker: Broker) -> ReturnOffer:
@@ -240,15 +241,16 @@ def test_a_restarted_broker_is_greeted_and_asked_again(context: Context, broker:
     assert next(streaming).token_id == 5
     broker.on_generate = lambda one: dispatched()(one)[:1]
     waiting = generate(client)
-    while broker.expect(Generate).request_id != waiting.request_id:
+    while (sent := broker.expect(Generate)).request_id != waiting.request_id:
         pass
-    client.status()  # the seed came before this answer
+    client.status()  # its admission came before this answer
     broker.close()
     tail.tokens(streaming.request_id, 1, 6)
     assert next(streaming).token_id == 6
     again = Broker(2, broker.endpoint)
     asked = again.expect(Generate)
-    assert (asked.request_id, asked.sampling.seed) == (waiting.request_id, 7)
+    assert (asked.request_id, asked.sampling) == (waiting.request_id, sent.sampling)
+    assert asked.sampling.seed is not None
     assert not again.has(Generate, 0.3)
     again.close()
 
@@ -386,8 +388,8 @@ def test_a_dropped_generation_is_cancelled_upstream(broker: Broker, client: Clie
 def test_an_interpreter_that_forgets_to_close_exits(broker: Broker) -> None:
     """At once, with nothing on its standard error."""
     code = (
-        "import sys; from stagewire.client import Client\n"
-        "client = Client(sys.argv[1]); generation = client.session().generate(prompt_token_ids=[1])\n"
+        "import sys; from stagewire.client import Client, SamplingParams; client = Client(sys.argv[1])\n"
+        "generation = client.session().generate(prompt_token_ids=[1], sampling=SamplingParams())\n"
         "client.connect(); print('done')"
     )
     command = [sys.executable, "-c", code, broker.endpoint]

@@ -205,3 +205,14 @@ def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
     presence = SamplingParams(temperature=0.0, presence_penalty=1.0)
     assert sample(logits, presence, counts_of([1], [], presence), 0).token_id == 1
     assert sample(logits, presence, counts_of([], [1], presence), 0).token_id == 2
+
+
+@pytest.mark.parametrize(("vocab", "asked"), [(14, 20), (9, 20), (1, 1), (2, 20), (20, 20), (21, 20), (5, 3)])
+def test_there_are_as_many_log_probabilities_as_tokens(vocab: int, asked: int) -> None:
+    """Not more than asked for; from the likeliest on, equals by id."""
+    logits = np.arange(vocab, dtype=np.float32) % 7
+    sampled = sample(logits, SamplingParams(temperature=0.0, logprobs=asked), counts_of([], [], SamplingParams()), 0)
+    ranked = sorted(range(vocab), key=lambda token_id: (-logits[token_id], token_id))
+    assert [token_id for token_id, _ in sampled.top_logprobs] == ranked[:asked]
+    if asked >= vocab:
+        assert sum(math.exp(value) for _, value in sampled.top_logprobs) == pytest.approx(1.0)
