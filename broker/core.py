@@ -231,9 +231,12 @@ class BrokerCore:
         return peer.link is Link.FRONTEND and not is_known
 
     def _misplaced(self, peer: Peer, message: Message) -> None:
-        mine, other = ("clients", "control") if peer.link is Link.FRONTEND else ("stages", "frontend")
-        detail = f"this endpoint is for {mine}; {type(message).__name__} belongs on the {other} endpoint"
-        self._unreadable(Unreadable(peer, ErrorCode.PROTOCOL_ERROR, detail))
+        settings = self._state.settings
+        if peer.link is Link.FRONTEND:
+            detail = f"this is the broker's frontend port, for clients; stages use {settings.control_endpoint}"
+        else:
+            detail = f"this is the broker's control port, for stages; clients use {settings.frontend_endpoint}"
+        self._unreadable(Unreadable(peer, ErrorCode.INVALID_SETTING, detail))
 
     def _peer_lost(self, peer: Peer, is_final: bool, now: float) -> None:
         self._state.num_undelivered += 1

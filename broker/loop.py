@@ -98,7 +98,6 @@ class BrokerLoop:
         self._events: deque[Event] = deque()
         self._poller = zmq.Poller()
         self._tick_at = time.monotonic()
-        self._core = BrokerCore(settings, time.time_ns(), self._tick_at)
         self._watch: MetricsEndpoint | None = None
         self._bind()
 
@@ -106,6 +105,13 @@ class BrokerLoop:
         try:
             self._routers[Link.FRONTEND] = Router(self._context, Link.FRONTEND, self._settings.frontend_endpoint)
             self._routers[Link.CONTROL] = Router(self._context, Link.CONTROL, self._settings.control_endpoint)
+            # With the ports that it got: whoever comes to the wrong one is told the right one.
+            here = replace(
+                self._settings,
+                frontend_endpoint=self._routers[Link.FRONTEND].endpoint,
+                control_endpoint=self._routers[Link.CONTROL].endpoint,
+            )
+            self._core = BrokerCore(here, time.time_ns(), self._tick_at)
             if self._settings.metrics_port is not None:
                 self._watch = watch(self._core.state, self._settings.metrics_port)
         except BaseException:

@@ -17,7 +17,7 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
-from stagewire.sockets.connection import HIGH_WATER_MARK, bind
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
 from stagewire.stage.core import StageCore, StageParts
@@ -135,7 +135,7 @@ def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:
 
 
 def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.PULL)
+    socket = new_socket(context, zmq.PULL, endpoint)
     socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)

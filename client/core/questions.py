@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import Ask, Instruction, NoReply, Reply, SendBroker
 from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.codec import Message
@@ -40,8 +41,8 @@ class _Question:
 class Questions:
     """Open questions by ticket; each gets one answer, or an error when its time is up."""
 
-    def __init__(self, broker: BrokerLink, endpoint: str) -> None:
-        self._broker, self._endpoint = broker, endpoint
+    def __init__(self, broker: BrokerLink, endpoint: str, diagnosis: Diagnosis) -> None:
+        self._broker, self._endpoint, self._diagnosis = broker, endpoint, diagnosis
         self._open: dict[int, _Question] = {}
 
     def __len__(self) -> int:
@@ -82,7 +83,8 @@ class Questions:
 
     def _time_out(self, ticket: int) -> Instruction:
         question = self._open.pop(ticket)
-        detail = f"no answer from the broker at {self._endpoint} within {question.ask.timeout_s:g} s"
+        why = f": {self._diagnosis.circumstance}" if self._diagnosis.circumstance else ""
+        detail = f"no answer from the broker at {self._endpoint} within {question.ask.timeout_s:g} s{why}"
         return NoReply(ticket, ErrorCode.UNREACHABLE, detail)
 
     def _send(self, question: _Question, now: float) -> Iterator[Instruction]:

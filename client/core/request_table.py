@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import (
     Consumed,
     DeliverEnding,
@@ -39,8 +40,8 @@ _MAX_RECENT = 8192
 class RequestTable:
     """Requests by id, each with exactly one ending."""
 
-    def __init__(self, settings: ClientSettings, broker: BrokerLink, links: ReturnLinks) -> None:
-        self._settings, self._broker, self._links = settings, broker, links
+    def __init__(self, settings: ClientSettings, broker: BrokerLink, links: ReturnLinks, diagnosis: Diagnosis) -> None:
+        self._settings, self._broker, self._links, self._diagnosis = settings, broker, links, diagnosis
         self._acks = Acknowledgements(links)
         self._requests: dict[str, ClientRequest] = {}
         # Ended by their peers, so that a late answer of the broker needs no reaction.
@@ -217,7 +218,7 @@ class RequestTable:
         out: list[Instruction] = []
         for request in list(self._requests.values()):
             if request.ended_at is None:
-                ending = overdue_ending(request, self._broker, self._links, self._settings, now)
+                ending = overdue_ending(request, self._broker, self._links, self._diagnosis, self._settings, now)
                 out += self._repeat(request, now) if ending is None else self._abandon(request, ending, now)
             elif now - request.ended_at > RETENTION_S:
                 del self._requests[request.request_id]
