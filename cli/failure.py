@@ -12,7 +12,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _NEXT_STEPS = {
-    ErrorCode.UNREACHABLE: "start a cluster with `stagewire up`, or name a broker with --endpoint",
+    ErrorCode.UNREACHABLE: "start a cluster with `stagewire up`, or name one with --endpoint or STAGEWIRE_ENDPOINT",
     ErrorCode.NO_PIPELINE: "`stagewire status` says what is missing",
     ErrorCode.STAGE_LOST: "ask again; `stagewire status` says whether the pipeline is whole",
     ErrorCode.QUEUE_FULL: "ask again in a moment",
@@ -20,7 +20,7 @@ _NEXT_STEPS = {
     ErrorCode.SHUTTING_DOWN: "ask again in a moment",
     ErrorCode.UNKNOWN_MODEL: "`stagewire models` lists the known ones; the path of a .gguf file will do too",
     ErrorCode.CONTEXT_OVERFLOW: "shorten the prompt, or lower --max-tokens",
-    ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port",
+    ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port (of `stagewire up`: --frontend-port)",
 }
 _EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}
 

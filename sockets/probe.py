@@ -11,8 +11,8 @@ from collections.abc import Callable
 from stagewire.wire.address import Address
 from stagewire.wire.answering import Found, Kind
 
-PROBE_S = 2.0
-"""A probe's connection takes no longer, once the name is looked up."""
+PROBE_S = 1.5
+"""A probe takes no longer, once the name is looked up."""
 _SPEAKS_FIRST_S = 0.5
 _MAX_BYTES = 8192
 _MAX_CHARS = 200
@@ -27,7 +27,9 @@ def probe_within(address: Address, timeout_s: float) -> Found:
     found: list[Found] = []
     thread = probe_aside(address, found.append)
     thread.join(timeout_s)
-    return found[0] if found else Found(Kind.NO_SUCH_NAME, f"no answer within {timeout_s:g} s")
+    if found:
+        return found[0]
+    return Found(Kind.NO_SUCH_NAME if address.is_name else Kind.SILENT, f"no answer within {timeout_s:g} s")
 
 
 def probe_aside(address: Address, tell: Callable[[Found], None]) -> threading.Thread:
@@ -48,20 +50,20 @@ def _probe(address: Address) -> Found:
     if host is None:
         return Found(Kind.ONLY_IPV6, hosts[0][1])
     assert address.port is not None
+    deadline = time.monotonic() + PROBE_S
     try:
         with socket.create_connection((host, address.port), timeout=PROBE_S) as connection:
-            return _listen(connection, str(address))
+            return _listen(connection, str(address), deadline)
     except ConnectionRefusedError as error:
         return Found(Kind.NO_LISTENER, _words(error))
     except OSError as error:
         return Found(Kind.MACHINE_AWAY, _words(error))
 
 
-def _listen(connection: socket.socket, host: str) -> Found:
+def _listen(connection: socket.socket, host: str, deadline: float) -> Found:
     """A ZeroMQ peer speaks first, a web server only when it is asked."""
-    deadline = time.monotonic() + PROBE_S
     try:
-        first = _read(connection, 10, time.monotonic() + _SPEAKS_FIRST_S)
+        first = _read(connection, 10, min(deadline, time.monotonic() + _SPEAKS_FIRST_S))
         if not first:
             question = f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
             connection.sendall(question.encode("ascii", "replace"))

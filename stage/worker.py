@@ -19,6 +19,7 @@ from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
 from stagewire.stage.backend import Backend, load_backend
+from stagewire.stage.broker_check import check_broker
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.files.disk_cache import DiskCache
@@ -63,6 +64,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         StagewireError: the model cannot be loaded, the range is wrong, the port is taken, or the broker does not
             want this stage. All sockets are closed.
     """
+    check_broker(settings.control_endpoint)
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)

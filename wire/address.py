@@ -88,7 +88,7 @@ def _read(text: str, setting: str) -> Address:
     host, colon, port = rest.removesuffix("/").rpartition(":")
     if host.count(":") and not host.startswith("["):
         raise _wrong(text, setting, "an IPv6 address stands in brackets, as in [::1]:7070")
-    if not colon and not _is_number(port):
+    if not colon and port != "*" and not _is_number(port):
         raise _wrong(text, setting, f"the port is missing; expected {_FORMS}")
     return Address(_host(host or LOOPBACK, text, setting), _port(port, text, setting))
 

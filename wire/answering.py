@@ -71,6 +71,14 @@ def circumstance(found: Found) -> str:
     return _CIRCUMSTANCES.get(found.kind, "")
 
 
+def occupant(found: Found) -> str:
+    """Who holds a port that somebody else wants."""
+    if found.kind is Kind.BROKER:
+        return "a Stagewire broker"
+    is_unknown = found.kind in _CIRCUMSTANCES or found.kind in (Kind.STRANGER, Kind.WEB_SERVER)
+    return "another program" if is_unknown else f"what is {_described(found)}"
+
+
 def _described(found: Found) -> str:
     match found.kind:
         case Kind.BROKER_METRICS:

@@ -177,7 +177,7 @@ class ClientCore:
     def _bad_message(self, message: BadMessage, now: float) -> list[Instruction]:
         """Before the welcome it speaks of our hello; a broker that cannot read that serves us nothing."""
         if message.code is ErrorCode.PROTOCOL_VERSION or not self._broker.is_welcomed:
-            where = f"{self._endpoint}: " if message.code is ErrorCode.INVALID_SETTING else ""
+            where = f"endpoint={self._endpoint}: " if message.code is ErrorCode.INVALID_SETTING else ""
             return self._refused(message.code, where + message.detail, now)
         return self._violation(f"broker_could_not_read={message.detail!r}")
 
