@@ -118,7 +118,7 @@ class BrokerCore:
             case ClientHello():
                 self._reception.hello(peer, message, now)
             case GetStatus():
-                self._state.answer(peer, status_of(self._state, now))
+                self._state.answer(peer, status_of(self._state, peer, now))
             case OfferReturn() | Cancel() | ClientPing() | ClientBye() | GetCard() | RelayToTail():
                 client = self._client_of(peer, now)
                 if client:

@@ -46,4 +46,4 @@ def run(options: argparse.Namespace) -> int:
         daemon.ready({"frontend": endpoints.frontend, "control": endpoints.control, "metrics": endpoints.metrics})
 
     run_broker(chosen(BrokerSettings, options), on_ready, daemon.stop)
-    return 0
+    return daemon.exit_code

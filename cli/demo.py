@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.generate import stream
 from stagewire.cli.plan import add_plan_flags, planned_cluster
 from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
+from stagewire.wire.counted import counted
 
 if TYPE_CHECKING:
     from stagewire.client import Result
@@ -57,8 +58,8 @@ def report(status: Status, result: Result) -> list[str]:
     decode_s = timings.total_s - first_s
     rate = f"{(usage.completion_tokens - 1) / decode_s:.1f} tokens/s after it" if decode_s > 0 else "no rate"
     lines = [
-        f"time to first token  {first_s * 1000:.0f} ms for {usage.prompt_tokens} prompt tokens; {rate}",
-        f"cached               {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens",
+        f"time to first token  {first_s * 1000:.0f} ms for {counted(usage.prompt_tokens, 'prompt token')}; {rate}",
+        f"cached               {usage.cached_tokens} of {counted(usage.prompt_tokens, 'prompt token')}",
     ]
     infos = {stage.info.stage_id: stage.info for stage in status.stages}
     for timing in timings.stages:

@@ -9,7 +9,8 @@ from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+"""As a shell reports a command that a signal has ended: 128 and the number of the signal."""
 
 _NEXT_STEPS = {
     ErrorCode.UNREACHABLE: "start a cluster with `stagewire up`, or name one with --endpoint or STAGEWIRE_ENDPOINT",

@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from stagewire.stage.worker import run_stage
 
     run_stage(settings, lambda: daemon.ready({"stage_id": settings.stage_id}), daemon.stop)
-    return 0
+    return daemon.exit_code
 
 
 def _layers(text: str) -> tuple[int, int | None]:

@@ -38,10 +38,14 @@ def _spinner() -> Status | None:
     return Console(stderr=True).status("working, Ctrl-C stops")
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: everything ends as at Ctrl-C, but for the exit code."""
+
+
 def interrupt_on_sigterm() -> None:
     """SIGTERM then ends the command like Ctrl-C: with everything that it started stopped first."""
 
     def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

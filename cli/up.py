@@ -11,8 +11,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
+from stagewire.cli.failure import EXIT_INTERRUPTED
 from stagewire.cli.plan import add_plan_flags, planned_cluster
-from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
+from stagewire.cli.terminal import Terminated, interrupt_on_sigterm, progress_lines
 from stagewire.wire.address import DEFAULT_FRONTEND, ENDPOINT_VARIABLE
 from stagewire.wire.errors import SettingsError
 
@@ -56,9 +57,10 @@ def run(options: argparse.Namespace) -> int:
         _greet(cluster)
         try:
             _keep_alive(cluster)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             print("stopping", flush=True)
-    return 0  # Ctrl-C is the way in which it is meant to end
+            # SIGTERM is how a service manager ends what has done its work.
+            return 0 if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
 
 
 def _broker(frontend_port: int) -> BrokerSpec:

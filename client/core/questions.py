@@ -10,6 +10,7 @@ from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import Ask, Instruction, NoReply, Reply, SendBroker
 from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.codec import Message
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerWelcome, Card, GetCard
 from stagewire.wire.snapshots import AskSnapshots, Snapshots
@@ -56,7 +57,7 @@ class Questions:
         if ask.message is None and welcome is not None:
             return [Reply(ask.ticket, welcome)]
         if len(self) >= MAX_QUESTIONS:
-            return [NoReply(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{len(self)} questions wait for an answer")]
+            return [NoReply(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{counted(len(self), 'question')} wait for an answer")]
         self._open[ask.ticket] = _Question(ask, now + ask.timeout_s)
         return list(self._send(self._open[ask.ticket], now))
 

@@ -23,6 +23,7 @@ from stagewire.client.core.requests import Acknowledgements, ClientRequest, Requ
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.core.silence import overdue_ending
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Accepted, Cancel, Dispatched, Ended, Generate, Refused
@@ -64,7 +65,7 @@ class RequestTable:
         if error is not None:
             return self._refuse(generate, error.code, error.detail)
         if len(self) >= self._settings.max_requests:
-            detail = f"this client has {len(self)} requests; at most {self._settings.max_requests}"
+            detail = f"this client has {counted(len(self), 'request')}; at most {self._settings.max_requests}"
             return self._refuse(generate, ErrorCode.CLIENT_LIMIT, detail)
         request = self._requests[generate.request_id] = ClientRequest(generate, submitted_at=now)
         return self._ask(request, now) if self._broker.is_welcomed else []

@@ -8,6 +8,7 @@ from stagewire.client.core.requests import ClientRequest, RequestState
 from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import Ending
 
@@ -24,7 +25,7 @@ def overdue_ending(
 ) -> Ending | None:
     """The ending to write for a live request, or None while there is hope."""
     if request.num_gaps > MAX_GAPS:
-        detail = f"its tokens came with wrong numbers {request.num_gaps} times"
+        detail = f"its tokens came with wrong numbers {counted(request.num_gaps, 'time')}"
         return request.failed(ErrorCode.PROTOCOL_ERROR, detail)
     num_waiting = request.num_tokens - request.num_taken
     if num_waiting > settings.max_buffered_tokens:
