@@ -98,10 +98,10 @@ class BrokerCore:
                 self._unreadable(event)
             case Unreachable(peer) | Overflowed(peer):
                 self._peer_lost(peer, isinstance(event, Overflowed), now)
-            case FeedOverflowed(epoch):
+            case FeedOverflowed(epoch, detail):
                 pipeline = self._state.pipelines.get(epoch)
                 if pipeline:
-                    self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, "the head does not read its feed", now)
+                    self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, detail, now)
             case Tick():
                 self._tick(now)
             case Stop():

@@ -13,8 +13,8 @@ from types import TracebackType
 from stagewire.client import Client
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
-from stagewire.cluster.ports import check_ports
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
+from stagewire.cluster.resources import check_resources
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
@@ -98,7 +98,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Starts all and returns when every pipeline serves; after an exception nothing runs."""
-        check_ports(self.spec.broker)
+        check_resources(self.spec)
         self._scratch, self._stages = tempfile.TemporaryDirectory(prefix="stagewire-"), []
         try:
             self._start_broker()

@@ -103,6 +103,8 @@ def _of_handshake(data: bytes) -> Found:
 def _of_page(answer: bytes) -> Found:
     """Metrics ports say at `/` whose they are."""
     head, _, body = answer.partition(b"\r\n\r\n")
+    if head.startswith(_GREETING[:1]):  # ZeroMQ after all, on a machine that is busy
+        return Found(Kind.SILENT)
     if not head.startswith(b"HTTP/"):
         return Found(Kind.STRANGER if head else Kind.SILENT)
     try:

@@ -18,6 +18,8 @@ from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
+from stagewire.sockets.descriptors import check_limit, stage_need
+from stagewire.sockets.open_files import open_file_limit
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.broker_check import check_broker
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
@@ -64,6 +66,7 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         StagewireError: the model cannot be loaded, the range is wrong, the port is taken, or the broker does not
             want this stage. All sockets are closed.
     """
+    check_limit(stage_need(), 1, open_file_limit())
     check_broker(settings.control_endpoint)
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -118,6 +118,17 @@ def test_who_says_nothing_is_silent_and_not_waited_for(say: Callable[[socket.soc
         assert time.monotonic() - begun < PROBE_S + 1
 
 
+def test_a_broker_that_speaks_late_is_no_stranger() -> None:
+    """It has not accepted the connection in time, and then greets instead of answering like a web server."""
+
+    def say(connection: socket.socket) -> None:
+        time.sleep(0.8)
+        connection.sendall(b"\xff" + bytes(8) + b"\x7f")
+
+    with answering(say) as address:
+        assert probe_within(address, 5).kind is Kind.SILENT
+
+
 def test_a_port_that_nobody_holds_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(*server.getsockname())

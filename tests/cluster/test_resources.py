@@ -10,7 +10,7 @@ import pytest
 from support.running_broker import FAST, RunningBroker
 
 from stagewire.cli.main import main
-from stagewire.cluster.ports import check_ports, fixed_ports
+from stagewire.cluster.resources import check_ports, fixed_ports
 from stagewire.cluster.spec import BrokerSpec
 from stagewire.wire.errors import ErrorCode, SettingsError
 

@@ -1,4 +1,4 @@
-"""The ports of a broker that is about to start: which of them somebody else has, before any process is started."""
+"""What a cluster takes from its machine, ports and descriptors: whether it can be had, before anything is started."""
 
 from __future__ import annotations
 
@@ -6,11 +6,37 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from stagewire.cluster.spec import BrokerSpec
+from stagewire.cluster.spec import BrokerSpec, ClusterSpec
+from stagewire.sockets.descriptors import FEW_CLIENTS, check_limit, cluster_needs, starter_need
+from stagewire.sockets.open_files import highest_open_file_limit, open_file_limit
 from stagewire.sockets.probe import PROBE_S, probe_within
 from stagewire.wire.address import LOOPBACK, Address, bound
 from stagewire.wire.answering import occupant
 from stagewire.wire.errors import ErrorCode, SettingsError
+
+
+def check_resources(spec: ClusterSpec) -> None:
+    """Returns where a cluster can be started.
+
+    Raises:
+        SettingsError: as `check_ports` and `check_open_files`.
+    """
+    check_ports(spec.broker)
+    check_open_files(spec)
+
+
+def check_open_files(spec: ClusterSpec) -> None:
+    """Returns where all processes may open what they need.
+
+    Children raise their own limits as far as they may; this process is its caller's, and is left as it is.
+
+    Raises:
+        SettingsError: one of them needs more; the message says how many.
+    """
+    num_stages_each = tuple(len(pipeline) for pipeline in spec.pipelines)
+    for need in sorted(cluster_needs(num_stages_each), key=lambda need: -need.of(FEW_CLIENTS)):
+        check_limit(need, FEW_CLIENTS, highest_open_file_limit())
+    check_limit(starter_need(1 + sum(num_stages_each)), FEW_CLIENTS, open_file_limit())
 
 
 @dataclass(frozen=True, slots=True)
