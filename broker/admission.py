@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stagewire.broker.events import Asked
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.control import StageInfo
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ModelInfo
 from stagewire.wire.limits import MAX_NAME_CHARS, MAX_PROMPT_TOKENS
@@ -67,7 +68,7 @@ def content_refusal(asked: Asked, models: KnownModels) -> Refusal | None:
     if len(asked.session_id) > MAX_NAME_CHARS:
         return Refusal(ErrorCode.INVALID_REQUEST, f"session_id must have at most {MAX_NAME_CHARS} characters")
     if asked.num_prompt_tokens > MAX_PROMPT_TOKENS:
-        detail = f"prompt of {asked.num_prompt_tokens} tokens; a message holds {MAX_PROMPT_TOKENS}"
+        detail = f"prompt of {counted(asked.num_prompt_tokens, 'token')}; a message holds {MAX_PROMPT_TOKENS}"
         return Refusal(ErrorCode.CONTEXT_OVERFLOW, detail)
     if asked.num_prompt_tokens == 0 and asked.max_tokens != 0:
         return Refusal(ErrorCode.DECODE_SEED_MISSING, "the prompt is empty: no token to start decoding from")
@@ -91,8 +92,9 @@ def context_refusal(num_prompt: int, max_tokens: int | None, models: Sequence[Mo
     longest = max((model.context_length for model in models), default=None)
     if longest is None or fits(num_prompt, max_tokens, longest):
         return None
-    wanted = f"prompt of {num_prompt} tokens" + (f", max_tokens {max_tokens}" if max_tokens is not None else "")
-    detail = f"{wanted}: prompt + max_tokens + 1 must be at most the context of {longest} tokens"
+    answer = f", max_tokens {max_tokens}" if max_tokens is not None else ""
+    wanted = f"prompt of {counted(num_prompt, 'token')}{answer}"
+    detail = f"{wanted}: prompt + max_tokens + 1 must be at most the context of {counted(longest, 'token')}"
     return Refusal(ErrorCode.CONTEXT_OVERFLOW, detail)
 
 
@@ -103,10 +105,12 @@ def fits(num_prompt: int, max_tokens: int | None, context_length: int) -> bool:
 def room_refusal(asked: Asked, taken: Occupancy, settings: BrokerSettings) -> Refusal | None:
     """Which limit the request would exceed; all of these may be tried again later."""
     if taken.num_of_client >= settings.max_requests_per_client:
-        detail = f"this client has {taken.num_of_client} requests; at most {settings.max_requests_per_client}"
+        has = counted(taken.num_of_client, "request")
+        detail = f"this client has {has}; at most {settings.max_requests_per_client}"
         return Refusal(ErrorCode.CLIENT_LIMIT, detail)
     if taken.num_queued >= settings.max_queued:
-        return Refusal(ErrorCode.QUEUE_FULL, f"{taken.num_queued} requests wait; at most {settings.max_queued}")
+        detail = f"the queue holds {counted(taken.num_queued, 'request')}; at most {settings.max_queued}"
+        return Refusal(ErrorCode.QUEUE_FULL, detail)
     if taken.payload_bytes + asked.payload_bytes > settings.max_queued_bytes:
         detail = f"waiting prompts hold {taken.payload_bytes} bytes; at most {settings.max_queued_bytes}"
         return Refusal(ErrorCode.QUEUE_FULL, detail)

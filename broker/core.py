@@ -98,10 +98,10 @@ class BrokerCore:
                 self._unreadable(event)
             case Unreachable(peer) | Overflowed(peer):
                 self._peer_lost(peer, isinstance(event, Overflowed), now)
-            case FeedOverflowed(epoch):
+            case FeedOverflowed(epoch, detail):
                 pipeline = self._state.pipelines.get(epoch)
                 if pipeline:
-                    self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, "the head does not read its feed", now)
+                    self._assembler.break_up(pipeline, ErrorCode.STAGE_LOST, detail, now)
             case Tick():
                 self._tick(now)
             case Stop():
@@ -118,7 +118,7 @@ class BrokerCore:
             case ClientHello():
                 self._reception.hello(peer, message, now)
             case GetStatus():
-                self._state.answer(peer, status_of(self._state, now))
+                self._state.answer(peer, status_of(self._state, peer, now))
             case OfferReturn() | Cancel() | ClientPing() | ClientBye() | GetCard() | RelayToTail():
                 client = self._client_of(peer, now)
                 if client:
@@ -231,9 +231,12 @@ class BrokerCore:
         return peer.link is Link.FRONTEND and not is_known
 
     def _misplaced(self, peer: Peer, message: Message) -> None:
-        mine, other = ("clients", "control") if peer.link is Link.FRONTEND else ("stages", "frontend")
-        detail = f"this endpoint is for {mine}; {type(message).__name__} belongs on the {other} endpoint"
-        self._unreadable(Unreadable(peer, ErrorCode.PROTOCOL_ERROR, detail))
+        settings = self._state.settings
+        if peer.link is Link.FRONTEND:
+            detail = f"this is the broker's frontend port, for clients; stages use {settings.control_endpoint}"
+        else:
+            detail = f"this is the broker's control port, for stages; clients use {settings.frontend_endpoint}"
+        self._unreadable(Unreadable(peer, ErrorCode.INVALID_SETTING, detail))
 
     def _peer_lost(self, peer: Peer, is_final: bool, now: float) -> None:
         self._state.num_undelivered += 1

@@ -89,9 +89,10 @@ class Overflowed:
 
 @dataclass(frozen=True, slots=True)
 class FeedOverflowed:
-    """The head does not read its feed."""
+    """The head does not read its feed, or it cannot be opened."""
 
     epoch: Epoch
+    detail: str = "the head does not read its feed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.sockets import Feed, Router
 from stagewire.broker.watch import watch
 from stagewire.monitoring.endpoint import MetricsEndpoint
+from stagewire.sockets.descriptors import broker_clients_within, broker_need, check_limit
+from stagewire.sockets.open_files import open_file_limit
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
@@ -68,8 +70,10 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
     """Serve until `stop` is set; then end what waits, leave what runs to the ring, and close.
 
     Raises:
-        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it); nothing is left open.
+        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it), or this process may open too
+            few descriptors; nothing is left open.
     """
+    settings = _within_limit(settings, open_file_limit())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         loop = BrokerLoop(settings, context)
@@ -87,6 +91,16 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
         context.term()
 
 
+def _within_limit(settings: BrokerSettings, limit: int) -> BrokerSettings:
+    """With no more clients than the process has descriptors for: those beyond are refused, and nobody else suffers."""
+    check_limit(broker_need(1, 1), 1, limit)
+    max_clients = broker_clients_within(limit)
+    if max_clients >= settings.max_clients:
+        return settings
+    log.warning("event=few_descriptors limit=%d max_clients=%d wanted=%d", limit, max_clients, settings.max_clients)
+    return replace(settings, max_clients=max_clients)
+
+
 class BrokerLoop:
     """One turn: wait, receive, tick, send. All of it on one thread."""
 
@@ -98,7 +112,6 @@ class BrokerLoop:
         self._events: deque[Event] = deque()
         self._poller = zmq.Poller()
         self._tick_at = time.monotonic()
-        self._core = BrokerCore(settings, time.time_ns(), self._tick_at)
         self._watch: MetricsEndpoint | None = None
         self._bind()
 
@@ -106,6 +119,13 @@ class BrokerLoop:
         try:
             self._routers[Link.FRONTEND] = Router(self._context, Link.FRONTEND, self._settings.frontend_endpoint)
             self._routers[Link.CONTROL] = Router(self._context, Link.CONTROL, self._settings.control_endpoint)
+            # With the ports that it got: whoever comes to the wrong one is told the right one.
+            here = replace(
+                self._settings,
+                frontend_endpoint=self._routers[Link.FRONTEND].endpoint,
+                control_endpoint=self._routers[Link.CONTROL].endpoint,
+            )
+            self._core = BrokerCore(here, time.time_ns(), self._tick_at)
             if self._settings.metrics_port is not None:
                 self._watch = watch(self._core.state, self._settings.metrics_port)
         except BaseException:
@@ -189,10 +209,11 @@ class BrokerLoop:
             case DropPayload(request_id):
                 del self._payloads[request_id]
             case OpenFeed(epoch, endpoint, run):
-                condition = self._settings.feed_condition
-                self._feeds[epoch] = Feed(self._context, epoch, endpoint, run, condition)
+                return self._open_feed(epoch, endpoint, run)
             case CloseFeed(epoch):
-                self._feeds.pop(epoch).close(0)
+                feed = self._feeds.pop(epoch, None)
+                if feed:
+                    feed.close(0)
             case PushStart(epoch, request_id):
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
             case PushCancel(epoch, request_id):
@@ -201,8 +222,17 @@ class BrokerLoop:
                 instruction.write(log)
         return None
 
+    def _open_feed(self, epoch: Epoch, endpoint: str, run: int) -> Event | None:
+        try:
+            self._feeds[epoch] = Feed(self._context, epoch, endpoint, run, self._settings.feed_condition)
+        except zmq.ZMQError as error:  # no descriptor is left: the pipeline cannot be fed, and others go on
+            log.error("event=feed_failed epoch=%s detail=%r", epoch, error.strerror)
+            return FeedOverflowed(epoch, f"the broker cannot connect to the head: {error.strerror}")
+        return None
+
     def _push(self, epoch: Epoch, message: Message) -> Event | None:
-        return None if self._feeds[epoch].send(message, time.monotonic()) else FeedOverflowed(epoch)
+        feed = self._feeds.get(epoch)
+        return None if feed and feed.send(message, time.monotonic()) else FeedOverflowed(epoch)
 
     # --- the end ---
 

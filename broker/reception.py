@@ -7,6 +7,7 @@ from stagewire.broker.events import ForgetPeer, Peer
 from stagewire.broker.peers import ClientRecord, StageRecord
 from stagewire.broker.pipeline import Pipeline, PipelineState
 from stagewire.broker.state import BrokerState
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import (
@@ -52,7 +53,7 @@ class Reception:
             detail = f"another client named {known.client_id!r:.80} was heard within {silence_s:g} s"
             return ErrorCode.IDENTITY_IN_USE, detail
         if known is None and len(self._state.clients) >= self._state.settings.max_clients:
-            return ErrorCode.CLIENT_LIMIT, f"the broker has {len(self._state.clients)} clients already"
+            return ErrorCode.CLIENT_LIMIT, f"the broker has {counted(len(self._state.clients), 'client')} already"
         return None
 
     def _move(self, client: ClientRecord, peer: Peer) -> None:

@@ -10,6 +10,7 @@ from stagewire.broker.pipeline import Pipeline, PipelineState
 from stagewire.broker.settings import is_loopback
 from stagewire.broker.state import BrokerState
 from stagewire.wire.control import AssemblyReport, Heartbeat, Register, Registered, RegisterRefused, StageBye, StageInfo
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import WhoAreYou
@@ -37,7 +38,10 @@ class Registration:
         if sender and sender is not known:
             defect = ErrorCode.INVALID_REQUEST, f"this connection is stage {sender.info.stage_id}"
         if known is None and len(self._state.pool) >= self._state.settings.max_stages:
-            defect = ErrorCode.CLIENT_LIMIT, f"the pool holds {self._state.settings.max_stages} stages already"
+            defect = (
+                ErrorCode.CLIENT_LIMIT,
+                f"the pool holds {counted(self._state.settings.max_stages, 'stage')} already",
+            )
         if defect:
             self._refuse(peer, info.stage_id, *defect)
         elif known and known.info.run != info.run:

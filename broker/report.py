@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from stagewire.broker.events import Peer
 from stagewire.broker.peers import StageRecord
 from stagewire.broker.pipeline import Pipeline
 from stagewire.broker.state import BrokerState
 from stagewire.wire.status import PipelineStatus, StageStatus, Status
 
 
-def status_of(state: BrokerState, now: float) -> Status:
+def status_of(state: BrokerState, asker: Peer, now: float) -> Status:
+    """The report for `asker`, who is not counted among the clients: nobody is served just to be told so."""
+    is_client = state.clients.by_peer(asker) is not None
     return Status(
         incarnation=state.incarnation,
         uptime_s=now - state.started_at,
         models=state.models.all(),
         stages=tuple(_stage(stage, now) for stage in state.pool),
         pipelines=tuple(_pipeline(pipeline) for pipeline in state.pipelines.values()),
-        num_clients=len(state.clients),
+        num_clients=len(state.clients) - is_client,
         num_requests_waiting=len(state.waiting),
         num_requests_running=len(state.requests) - len(state.waiting),
         num_bad_messages=state.num_bad_messages,

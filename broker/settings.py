@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from stagewire.sockets.condition import WireCondition
+from stagewire.wire.address import DEFAULT_CONTROL, DEFAULT_FRONTEND, bound
 from stagewire.wire.errors import SettingsError
-
-_LOOPBACK = re.compile(r"tcp://(?:127(?:\.\d{1,3}){3}|localhost):(\*|\d{1,5})")
 
 _LIMITS: dict[str, tuple[float, float]] = {
     "max_queued": (1, 65_536),
@@ -32,14 +30,16 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether an endpoint is TCP on this machine's own IPv4 address."""
-    match = _LOOPBACK.fullmatch(endpoint)
-    return match is not None and (match[1] == "*" or int(match[1]) <= 65_535)
+    """Whether a peer's endpoint is TCP on one of this machine's own addresses."""
+    try:
+        return endpoint.startswith("tcp://") and bound(endpoint, "endpoint").is_loopback
+    except SettingsError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Endpoints (port `*` takes a free one), limits, and times in seconds.
+    """Endpoints (in any form of `address.bound`; port `*` takes a free one), limits, and times in seconds.
 
     Attributes:
         max_queued: requests that wait for a pipeline; 1,000 of one client fit.
@@ -60,8 +60,8 @@ class BrokerSettings:
         SettingsError: a value is outside its limits, or an endpoint is not on loopback.
     """
 
-    frontend_endpoint: str = "tcp://127.0.0.1:7070"
-    control_endpoint: str = "tcp://127.0.0.1:7071"
+    frontend_endpoint: str = DEFAULT_FRONTEND
+    control_endpoint: str = DEFAULT_CONTROL
     max_queued: int = 2048
     max_queued_bytes: int = 256 * 1024 * 1024
     max_clients: int = 1024
@@ -87,8 +87,10 @@ class BrokerSettings:
             if value is not None and not low <= value <= high:
                 raise SettingsError(f"{name}={value}: must be between {low} and {high}")
         for name in ("frontend_endpoint", "control_endpoint"):
-            if not is_loopback(getattr(self, name)):
+            address = bound(getattr(self, name), name)
+            if not address.is_loopback:
                 raise SettingsError(
-                    f"{name}={getattr(self, name)}: must be tcp://127.0.0.1:PORT; "
+                    f"{name}={getattr(self, name)}: must be tcp://127.0.0.1:PORT or tcp://[::1]:PORT; "
                     "without keys the broker serves this machine only"
                 )
+            object.__setattr__(self, name, address.endpoint)  # as it was meant, whatever the form

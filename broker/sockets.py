@@ -8,7 +8,7 @@ import zmq
 
 from stagewire.broker.events import Event, Link, Overflowed, Peer, Unreachable
 from stagewire.sockets.condition import WireCondition
-from stagewire.sockets.connection import HIGH_WATER_MARK, bind
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
 from stagewire.sockets.nonblocking import Outbox, SendSocket, received, try_send
 from stagewire.wire.codec import BROKER, Message, SenderNumbers, encode, encode_ring
 from stagewire.wire.epoch import Epoch
@@ -31,7 +31,7 @@ class Router:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], link: Link, endpoint: str) -> None:
         self._link = link
         self._outboxes: dict[Peer, Outbox] = {}
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket = new_socket(context, zmq.ROUTER, endpoint)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -97,7 +97,7 @@ class Feed:
         condition: WireCondition | None,
     ) -> None:
         self._numbers = SenderNumbers(epoch, BROKER, run)
-        self._sending = SendSocket(context.socket(zmq.PUSH), Outbox(_FEED_MESSAGES, condition))
+        self._sending = SendSocket(new_socket(context, zmq.PUSH, endpoint), Outbox(_FEED_MESSAGES, condition))
         self._sending.socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
         self._sending.socket.connect(endpoint)
 

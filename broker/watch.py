@@ -10,7 +10,7 @@ from stagewire.broker.pipeline import PipelineState
 from stagewire.broker.requests import RequestState
 from stagewire.broker.state import BrokerState
 from stagewire.monitoring import metrics as m
-from stagewire.monitoring.endpoint import MetricsEndpoint, Page
+from stagewire.monitoring.endpoint import MetricsEndpoint, Page, identity
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Metric, Sample
 from stagewire.sockets.connection import cannot_bind
@@ -51,7 +51,7 @@ _PIPELINE_STATES = (
 
 
 def watch(state: BrokerState, port: int) -> MetricsEndpoint:
-    """Serves `/metrics` and `/sd` until it is closed.
+    """Serves `/metrics` and `/sd`, and at `/` who this is, until it is closed.
 
     Raises:
         SettingsError: the port cannot be bound (PORT_IN_USE: another process has it).
@@ -64,6 +64,7 @@ def watch(state: BrokerState, port: int) -> MetricsEndpoint:
     endpoint.serve(
         {
             "/metrics": Page(CONTENT_TYPE, exposition.page),
+            "/": identity("broker", frontend=state.settings.frontend_endpoint, control=state.settings.control_endpoint),
             "/sd": Page("application/json", lambda: targets(state, endpoint.address)),
         }
     )

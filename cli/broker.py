@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   stagewire broker
-  stagewire broker --frontend-endpoint 'tcp://127.0.0.1:*' --control-endpoint 'tcp://127.0.0.1:*'
+  stagewire broker --frontend-endpoint 7170 --control-endpoint 7171
+  stagewire broker --frontend-endpoint '127.0.0.1:*' --control-endpoint '127.0.0.1:*'
 
 SIGTERM or Ctrl-C stops it; stages keep what they run and come back to the next broker on the same endpoints.
 """
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from stagewire.broker.settings import BrokerSettings
 
     described = {
-        "frontend_endpoint": "where clients connect; port * takes a free one",
+        "frontend_endpoint": "where clients connect, as 7070 or 127.0.0.1:7070; port * takes a free one",
         "control_endpoint": "where stages connect",
         "metrics_port": "where Prometheus finds /metrics and /sd, on this machine; 0: any free port; off: none",
         "feed_condition": "simulate a network to the heads, as in delay=10ms,bandwidth=100mbit",
@@ -45,4 +46,4 @@ def run(options: argparse.Namespace) -> int:
         daemon.ready({"frontend": endpoints.frontend, "control": endpoints.control, "metrics": endpoints.metrics})
 
     run_broker(chosen(BrokerSettings, options), on_ready, daemon.stop)
-    return 0
+    return daemon.exit_code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.visible import print_lines
+from stagewire.wire.counted import counted
 
 if TYPE_CHECKING:
     from stagewire.wire.cache_reports import Caches, DiskCounts, StageCache
@@ -46,12 +47,13 @@ def describe(caches: Caches) -> list[str]:
 def _line(stage: StageCache, is_clear: bool) -> str:
     size = stage.block_size
     if is_clear:
-        return f"{stage.stage_id}: forgot {stage.num_cleared * size} tokens, {_megabytes(stage, stage.num_cleared)}"
+        forgotten = counted(stage.num_cleared * size, "token")
+        return f"{stage.stage_id}: forgot {forgotten}, {_megabytes(stage, stage.num_cleared)}"
     told, kept = stage.statistics, stage.num_cached_blocks
     return (
-        f"{stage.stage_id}: keeps {kept * size} tokens ({_megabytes(stage, kept)}) of at most "
+        f"{stage.stage_id}: keeps {counted(kept * size, 'token')} ({_megabytes(stage, kept)}) of at most "
         f"{stage.max_cached_blocks * size}; requests use {stage.num_used_blocks * size}; "
-        f"lookups: {told.hits} hits, {told.misses} misses; "
+        f"lookups: {counted(told.hits, 'hit')}, {counted(told.misses, 'miss')}; "
         f"tokens: {told.restored_tokens} restored, {told.recorded_tokens} recorded, "
         f"{told.evicted_blocks * size} given up{_files(stage.disk)}"
     )

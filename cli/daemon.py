@@ -11,6 +11,8 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from stagewire.cli.failure import EXIT_INTERRUPTED
+
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -32,12 +34,19 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Daemon:
-    """This process as its command line wants it: logged, watched, ended cleanly by SIGTERM and Ctrl-C."""
+    """This process as its command line wants it: logged, watched, ended cleanly by SIGTERM and Ctrl-C.
+
+    `exit_code` is what the process shall end with, once `stop` is set.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.stop = threading.Event()
+        self.exit_code = 0
         self._announce: Path | None = options.announce
         _log_to_stderr(options.log_level)
+        from stagewire.sockets.open_files import raise_open_file_limit
+
+        raise_open_file_limit()
         if options.parent_pipe is not None:
             from stagewire.cluster.watchdog import end_with_parent
 
@@ -53,6 +62,7 @@ class Daemon:
             announce(self._announce, facts)
 
     def _on_signal(self, number: int, _frame: object) -> None:
+        self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 0
         self.stop.set()
         signal.signal(number, signal.SIG_DFL)  # the second one does not wait
 

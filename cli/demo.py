@@ -10,6 +10,7 @@ from stagewire.cli.answer_limit import AnswerLimit, LimitedAnswer
 from stagewire.cli.generate import stream
 from stagewire.cli.plan import add_plan_flags, planned_cluster
 from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
+from stagewire.wire.counted import counted
 
 if TYPE_CHECKING:
     from stagewire.client import Result
@@ -31,7 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from stagewire.sockets.open_files import raise_open_file_limit  # noqa: PLC0415  as below
+
     interrupt_on_sigterm()
+    raise_open_file_limit()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
             cluster = running.enter_context(planned_cluster(options, progress))
@@ -54,8 +58,8 @@ def report(status: Status, result: Result) -> list[str]:
     decode_s = timings.total_s - first_s
     rate = f"{(usage.completion_tokens - 1) / decode_s:.1f} tokens/s after it" if decode_s > 0 else "no rate"
     lines = [
-        f"time to first token  {first_s * 1000:.0f} ms for {usage.prompt_tokens} prompt tokens; {rate}",
-        f"cached               {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens",
+        f"time to first token  {first_s * 1000:.0f} ms for {counted(usage.prompt_tokens, 'prompt token')}; {rate}",
+        f"cached               {usage.cached_tokens} of {counted(usage.prompt_tokens, 'prompt token')}",
     ]
     infos = {stage.info.stage_id: stage.info for stage in status.stages}
     for timing in timings.stages:

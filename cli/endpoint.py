@@ -7,22 +7,30 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stagewire.wire.address import ENDPOINT_VARIABLE, FRONTEND_PORT
+
 if TYPE_CHECKING:
     from stagewire.client import Client
 
 _CONNECT_TIMEOUT_S = 3.0
-DEFAULT_ENDPOINT = "tcp://127.0.0.1:7070"
 
 
 def add_endpoint_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--endpoint", default=DEFAULT_ENDPOINT, help="the broker's frontend endpoint (default: %(default)s)"
+        "--endpoint",
+        metavar="ADDRESS",
+        help="where the broker serves clients, as 7070, host:7070 or tcp://host:7070 "
+        f"(default: ${ENDPOINT_VARIABLE}, else {FRONTEND_PORT})",
     )
 
 
 def connect(options: argparse.Namespace, client_id: str | None = None) -> Client:
     """The client; under a random name unless one is given."""
     from stagewire.client import Client, ClientSettings
+    from stagewire.client.settings import default_endpoint
+    from stagewire.sockets.descriptors import check_limit, client_need
+    from stagewire.sockets.open_files import raise_open_file_limit
 
-    settings = ClientSettings(endpoint=options.endpoint, connect_timeout_s=_CONNECT_TIMEOUT_S)
+    check_limit(client_need(), 1, raise_open_file_limit())
+    settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=options.endpoint or default_endpoint())
     return Client(settings=replace(settings, client_id=client_id) if client_id else settings)

@@ -66,7 +66,7 @@ ERROR_WORDS = {
     ErrorCode.RESTORE_INCOMPLETE: Words("what was kept of the prompt could not be restored", "ask again"),
     ErrorCode.CLIENT_GONE: Words("the server had not heard of this client for long and gave it up", "ask again"),
     ErrorCode.UNREACHABLE: Words(
-        "nobody answers", "start a cluster with `stagewire up`, or name a broker with --endpoint"
+        "nobody answers", "start a cluster with `stagewire up`, or name one with --endpoint or STAGEWIRE_ENDPOINT"
     ),
     ErrorCode.PROTOCOL_ERROR: Words(
         "the other side sent something that is no message", "check that --endpoint is a broker's frontend"
@@ -91,7 +91,10 @@ ERROR_WORDS = {
     ErrorCode.INVALID_LAYER_RANGE: Words(
         "the layers do not make up the model", "`--help` of the command shows the options"
     ),
-    ErrorCode.PORT_IN_USE: Words("the port is taken", "end the process that holds it, or choose another port"),
+    ErrorCode.PORT_IN_USE: Words(
+        "the port is taken",
+        "end the process that holds it, or choose another port (of `stagewire up`: --frontend-port)",
+    ),
     ErrorCode.STAGE_START_FAILED: Words(
         "a process did not start, or did not get ready", "its log says why; --log-dir keeps logs"
     ),

@@ -11,7 +11,8 @@ from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
+"""As a shell reports a command that a signal has ended: 128 and the number of the signal."""
 
 _BY_HELP = frozenset({ErrorCode.INVALID_SETTING, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_LAYER_RANGE})
 _EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from stagewire.cli.failure import EXIT_FAILURE, EXIT_INTERRUPTED, MissingExtra, report
+from stagewire.cli.failure import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TERMINATED, MissingExtra, report
+from stagewire.cli.terminal import Terminated
 from stagewire.wire.errors import SettingsError, StagewireError
 
 COMMANDS = {
@@ -35,7 +36,8 @@ examples:
   stagewire generate "Why is the sky blue?"
 
 `stagewire COMMAND --help` shows a command's options and examples.
-exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted with Ctrl-C.
+exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted with Ctrl-C, 143 ended by SIGTERM;
+`up`, `broker` and `stage` end with 0 at SIGTERM once they serve.
 """
 
 
@@ -48,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return EXIT_TERMINATED if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has left: `stagewire generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush fails again
         return EXIT_FAILURE

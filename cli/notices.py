@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stagewire.wire.counted import counted
 from stagewire.wire.request import FinishReason
 
 if TYPE_CHECKING:
@@ -17,22 +18,17 @@ def cut_notice(result: Result, max_tokens: int | None, setting: str) -> str | No
     num_tokens = result.usage.completion_tokens
     if max_tokens is not None and num_tokens >= max_tokens:
         more = f"{setting} N allows more, {setting} off as many as fit"
-        return f"cut off: after {num_tokens} {_tokens(num_tokens)}; {more}"
+        return f"cut off: after {counted(num_tokens, 'token')}; {more}"
     return "cut off: the context, or the KV memory of the stages (--kv-tokens), is full"
 
 
 def speed(result: Result) -> str:
     """Tokens a second from the first on, how long that took, and how much of the prompt was cached."""
     usage, times = result.usage, result.timings
-    number = f"{usage.completion_tokens} {_tokens(usage.completion_tokens)}"
-    parts = [f"{number} in {times.total_s:.2f} s"]
+    parts = [f"{counted(usage.completion_tokens, 'token')} in {times.total_s:.2f} s"]
     if times.first_token_s is not None:
         decoding_s = times.total_s - times.first_token_s
         if usage.completion_tokens > 1 and decoding_s > 0:
             parts.append(f"{(usage.completion_tokens - 1) / decoding_s:.1f} tokens/s")
         parts.append(f"the first after {times.first_token_s:.2f} s")
     return ", ".join([*parts, f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"])
-
-
-def _tokens(number: int) -> str:
-    return "token" if number == 1 else "tokens"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.visible import print_lines
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
 
 if TYPE_CHECKING:
@@ -82,13 +83,25 @@ def _perform(client: Client, options: argparse.Namespace) -> Snapshots:
         case "export":
             return client.export_snapshot(options.name, options.value)
         case "free":
+            before = client.snapshots()
+            if not before.silent:
+                _named(before, options.name)
             return client.free_snapshot(options.name)
     snapshots = client.snapshots()
     if options.action != "describe":
         return snapshots
-    items = tuple(one for one in snapshots.items if one.name == options.name)
+    return _named(snapshots, options.name)
+
+
+def _named(snapshots: Snapshots, name: str) -> Snapshots:
+    """Those of the name alone.
+
+    Raises:
+        StagewireError: SNAPSHOT_NOT_FOUND, there is none.
+    """
+    items = tuple(one for one in snapshots.items if one.name == name)
     if not items:
-        raise StagewireError(f"there is no snapshot {options.name!r} of this client", ErrorCode.SNAPSHOT_NOT_FOUND)
+        raise StagewireError(f"there is no snapshot {name!r} of this client", ErrorCode.SNAPSHOT_NOT_FOUND)
     return replace(snapshots, items=items)
 
 
@@ -104,8 +117,7 @@ def describe(snapshots: Snapshots) -> list[str]:
     lines = []
     for one in snapshots.items:
         at_once = ", decodes at once" if one.has_logits else ""
-        lines.append(
-            f"{one.name}: {one.num_tokens} tokens in {one.num_blocks} blocks{at_once}, pipeline {one.pipeline}"
-        )
+        size = f"{counted(one.num_tokens, 'token')} in {counted(one.num_blocks, 'block')}"
+        lines.append(f"{one.name}: {size}{at_once}, pipeline {one.pipeline}")
     lines += [f"{stage_id}: no answer" for stage_id in snapshots.silent]
     return lines or ["no snapshots"]

@@ -7,13 +7,14 @@ import argparse
 
 from stagewire.cli.daemon import Daemon, add_process_flags
 from stagewire.cli.options import add_other_settings, add_settings, chosen
+from stagewire.wire.address import DEFAULT_CONTROL
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 EXAMPLES = """\
 examples:
   stagewire stage --layers 0:12
   stagewire stage --layers 12: --device cuda:0
-  stagewire stage --model ./model.gguf --layers 0:16 --threads 4 --control-endpoint tcp://127.0.0.1:7071
+  stagewire stage --model ./model.gguf --layers 0:16 --threads 4 --control-endpoint 7171
 
 SIGTERM or Ctrl-C stops it.
 """
@@ -33,8 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the layers to hold, the end not included; `12:` goes to the last (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--control-endpoint", metavar="ENDPOINT", default="tcp://127.0.0.1:7071",
-        help="the broker's control endpoint (default: %(default)s)",
+        "--control-endpoint", metavar="ADDRESS", default=DEFAULT_CONTROL,
+        help="where the broker serves stages, as 7071 or host:7071 (default: %(default)s)",
     )  # fmt: skip
     described = {
         "stage_id": "a name for people, unique at the broker (default: random)",
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from stagewire.stage.worker import run_stage
 
     run_stage(settings, lambda: daemon.ready({"stage_id": settings.stage_id}), daemon.stop)
-    return 0
+    return daemon.exit_code
 
 
 def _layers(text: str) -> tuple[int, int | None]:

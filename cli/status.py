@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.visible import print_lines
+from stagewire.wire.counted import counted
 
 if TYPE_CHECKING:
     from stagewire.wire.control import StageInfo
@@ -35,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
 
 def describe(status: Status) -> list[str]:
     """The report in lines for people."""
-    requests = f"{status.num_requests_running} requests running, {status.num_requests_waiting} waiting"
-    lines = [f"broker up {status.uptime_s:.0f} s; {status.num_clients} clients; {requests}"]
+    requests = f"{counted(status.num_requests_running, 'request')} running, {status.num_requests_waiting} waiting"
+    lines = [f"broker up {status.uptime_s:.0f} s; {counted(status.num_clients, 'client')}; {requests}"]
     for pipeline in status.pipelines:
         members = {stage.info.stage_id: stage for stage in status.stages}
         lines.append(_pipeline_line(pipeline))
@@ -50,7 +51,8 @@ def describe(status: Status) -> list[str]:
 
 
 def _pipeline_line(pipeline: PipelineStatus) -> str:
-    return f"pipeline {pipeline.epoch} {pipeline.state}, {pipeline.num_requests} of {pipeline.capacity} requests"
+    load = f"{pipeline.num_requests} of {counted(pipeline.capacity, 'request')}"
+    return f"pipeline {pipeline.epoch} {pipeline.state}, {load}"
 
 
 def _stage_line(stage: StageStatus) -> str:
@@ -59,8 +61,8 @@ def _stage_line(stage: StageStatus) -> str:
     return (
         f"  {info.stage_id}: {info.model_name} layers {info.layer_start}:{info.layer_end} of {info.num_layers}, "
         f"{info.weight_bytes / 1e6:.0f} MB {info.precision} by {_kernel(info)} on {info.device}, "
-        f"{info.threads} threads, "
-        f"KV for {info.num_blocks * info.block_size} tokens, heard {stage.silent_s:.1f} s ago{step}"
+        f"{counted(info.threads, 'thread')}, "
+        f"KV for {counted(info.num_blocks * info.block_size, 'token')}, heard {stage.silent_s:.1f} s ago{step}"
     )
 
 

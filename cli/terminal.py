@@ -49,10 +49,14 @@ def leave_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: everything ends as at Ctrl-C, but for the exit code."""
+
+
 def interrupt_on_sigterm() -> None:
     """SIGTERM then ends the command like Ctrl-C: with everything that it started stopped first."""
 
     def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
+        raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
+from stagewire.cli.fitted import WIDE
 from stagewire.cli.top_view import COMPUTE, ENGINE, IDLE, frame
 from stagewire.cli.visible import print_lines, visible_line
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 def _show_once(client: Client, interval_s: float) -> None:
     before = client.status()
     time.sleep(interval_s)
-    print_lines(frame(before, client.status()))
+    print_lines(frame(before, client.status(), _width()))
 
 
 def follow(client: Client, interval_s: float, show: Callable[[list[str]], None], wait: Callable[[float], bool]) -> None:
@@ -71,8 +73,13 @@ def follow(client: Client, interval_s: float, show: Callable[[list[str]], None],
         except StagewireError as error:
             show([f"{error.detail}; asking again every {interval_s:g} s"])
             continue
-        show(frame(before, after))
+        show(frame(before, after, _width()))
         before = after
+
+
+def _width() -> int:
+    """Of the terminal as it is now, or of COLUMNS."""
+    return shutil.get_terminal_size((WIDE, 24)).columns
 
 
 def _slept(seconds: float) -> bool:

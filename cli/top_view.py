@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stagewire.cli.fitted import WIDE, Line
+from stagewire.wire.counted import counted
+
 if TYPE_CHECKING:
     from stagewire.wire.counters import StageCounters
     from stagewire.wire.status import PipelineStatus, StageStatus, Status
@@ -38,10 +41,17 @@ class Shares:
     steps_per_s: float
 
 
-def frame(before: Status, after: Status) -> list[str]:
-    """The lines of one frame; rates are of the time between the two reports, on each stage's own clock."""
-    requests = f"{after.num_requests_running} requests running, {after.num_requests_waiting} waiting"
-    lines = [f"broker up {after.uptime_s:.0f} s; {after.num_clients} clients; {requests}"]
+def frame(before: Status, after: Status, width: int = WIDE) -> list[str]:
+    """The lines of one frame, in `width` columns as far as its parts allow.
+
+    Rates are of the time between the two reports, on each stage's own clock.
+    """
+    return [part for line in _lines(before, after) for part in line.fitted(width)]
+
+
+def _lines(before: Status, after: Status) -> list[Line]:
+    requests = f"{counted(after.num_requests_running, 'request')} running, {after.num_requests_waiting} waiting"
+    lines = [Line((f"broker up {after.uptime_s:.0f} s;", f"{counted(after.num_clients, 'client')};", requests))]
     stages = {stage.info.stage_id: stage for stage in after.stages}
     earlier = {stage.info.stage_id: stage for stage in before.stages}
     links = []
@@ -49,18 +59,18 @@ def frame(before: Status, after: Status) -> list[str]:
         members = [stages[name] for name in pipeline.stage_ids if name in stages]
         link = link_of(pipeline, members, earlier)
         links += [link] if link else []
-        lines += ["", *_pipeline(pipeline, members, earlier, link)]
+        lines += [Line(), *_pipeline(pipeline, members, earlier, link)]
     spares = [stage for stage in after.stages if stage.pipeline is None]
     if spares:
-        lines += ["", "in no pipeline", *_rows(spares, earlier)]
+        lines += [Line(), Line(("in no pipeline",)), *_rows(spares, earlier)]
     hops = [(link.hop_s, link.epoch) for link in links if link.hop_s is not None]
     if hops:
         slowest_s, epoch = max(hops)
-        lines += ["", f"slowest hop: pipeline {epoch}, {_milliseconds(slowest_s)} on each of its links"]
+        lines += [Line(), Line((f"slowest hop: pipeline {epoch},", f"{_milliseconds(slowest_s)} on each of its links"))]
     if after.waiting_for:
-        lines += ["", f"missing: {after.waiting_for}"]
-    marks = f"{COMPUTE} computes  {ENGINE} schedules, samples, reads, writes  {IDLE} waits for messages"
-    return [*lines, "", f"{marks}  KV: blocks used+cached/all"]
+        lines += [Line(), Line(tuple(f"missing: {after.waiting_for}".split(" ")))]
+    marks = (f"{COMPUTE} computes ", f"{ENGINE} schedules, samples, reads, writes ", f"{IDLE} waits for messages ")
+    return [*lines, Line(), Line((*marks, "KV: blocks used+cached/all"))]
 
 
 # --- a pipeline ---
@@ -68,28 +78,31 @@ def frame(before: Status, after: Status) -> list[str]:
 
 def _pipeline(
     pipeline: PipelineStatus, members: Sequence[StageStatus], earlier: dict[str, StageStatus], link: Link | None
-) -> list[str]:
-    chain = " -> ".join([f"{one.info.stage_id} {one.info.layer_start}:{one.info.layer_end}" for one in members])
+) -> list[Line]:
+    chain = [f"{one.info.stage_id} {one.info.layer_start}:{one.info.layer_end} ->" for one in members]
     models = ", ".join(dict.fromkeys([one.info.model_name for one in members]))
-    load = f"{pipeline.num_requests} of {pipeline.capacity} requests"
-    trip = "no steps"
-    if link:
-        trip = f"round trip {_milliseconds(link.round_trip_s)}"
-        trip += "" if link.hop_s is None else f", {_milliseconds(link.hop_s)} of it on each link"
+    load = f"{pipeline.num_requests} of {counted(pipeline.capacity, 'request')}"
     return [
-        f"pipeline {pipeline.epoch} {pipeline.state}: {models}, {load}",
-        f"  {chain} -> back",
-        f"  {_tokens(members, earlier)}",
-        f"  {trip}",
+        Line((f"pipeline {pipeline.epoch} {pipeline.state}:", f"{models},", load)),
+        Line((*chain, "back"), indent=2),
+        Line(_tokens(members, earlier), indent=2),
+        Line(_trip(link), indent=2),
         *_rows(members, earlier),
     ]
 
 
-def _tokens(members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> str:
+def _trip(link: Link | None) -> tuple[str, ...]:
+    if link is None:
+        return ("no steps",)
+    trip = f"round trip {_milliseconds(link.round_trip_s)}"
+    return (trip,) if link.hop_s is None else (f"{trip},", f"{_milliseconds(link.hop_s)} of it on each link")
+
+
+def _tokens(members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> tuple[str, ...]:
     """Of the tail: tokens a second, and how much of the prompts the caches have answered."""
     last = members[-1] if members else None
     if last is None or last.counters is None or last.counters.tail is None:
-        return "no tokens yet"
+        return ("no tokens yet",)
     now, old = last.counters, _counters_before(last, earlier)
     tail, old_tail = last.counters.tail, old.tail if old else None
     elapsed_s = now.uptime_s - (old.uptime_s if old else 0.0)
@@ -97,9 +110,9 @@ def _tokens(members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> 
     num_new = tail.num_generated_tokens if num_new < 0 else num_new  # another pipeline since
     rate = f"{num_new / elapsed_s:.1f} tokens/s" if elapsed_s > 0 else "no news"
     if not tail.num_prompt_tokens:
-        return rate
+        return (rate,)
     cached = tail.num_cached_tokens / tail.num_prompt_tokens
-    return f"{rate}; cached {cached:.0%} of {tail.num_prompt_tokens} prompt tokens"
+    return f"{rate};", f"cached {cached:.0%} of {counted(tail.num_prompt_tokens, 'prompt token')}"
 
 
 def link_of(pipeline: PipelineStatus, members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> Link | None:
@@ -122,19 +135,23 @@ def link_of(pipeline: PipelineStatus, members: Sequence[StageStatus], earlier: d
 # --- stages ---
 
 
-def _rows(members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> list[str]:
-    width = max([len(one.info.stage_id) for one in members])
-    return [f"  {one.info.stage_id:{width}}  {_row(one, _counters_before(one, earlier))}" for one in members]
+def _rows(members: Sequence[StageStatus], earlier: dict[str, StageStatus]) -> list[Line]:
+    width = max([len(one.info.stage_id) for one in members], default=0)
+    return [
+        Line((f"{one.info.stage_id:{width}} ", *_row(one, _counters_before(one, earlier))), indent=2) for one in members
+    ]
 
 
-def _row(stage: StageStatus, old: StageCounters | None) -> str:
+def _row(stage: StageStatus, old: StageCounters | None) -> tuple[str, ...]:
     if stage.counters is None:
-        return f"no counters yet, heard {stage.silent_s:.1f} s ago"
+        return (f"no counters yet, heard {stage.silent_s:.1f} s ago",)
     shares = shares_of(old, stage.counters)
     if shares is None:
-        return f"{IDLE * _BAR_CHARS}  no news, heard {stage.silent_s:.1f} s ago"
+        return f"{IDLE * _BAR_CHARS} ", f"no news, heard {stage.silent_s:.1f} s ago"
     spent = f"compute {shares.compute:4.0%} idle {shares.idle:4.0%}"
-    return f"{bar(shares)}  {spent}  {shares.steps_per_s:5.1f} steps/s  {_memory(stage)}{_remarks(stage)}"
+    *facts, last = _memory(stage), *_remarks(stage)
+    told = [f"{fact}," for fact in facts]
+    return f"{bar(shares)} ", f"{spent} ", f"{shares.steps_per_s:5.1f} steps/s ", *told, last
 
 
 def shares_of(old: StageCounters | None, new: StageCounters) -> Shares | None:
@@ -163,12 +180,16 @@ def _memory(stage: StageStatus) -> str:
     return f"KV {used}+{cached}/{stage.info.num_blocks}"
 
 
-def _remarks(stage: StageStatus) -> str:
+def _remarks(stage: StageStatus) -> list[str]:
     assert stage.counters is not None
-    queued = f", {stage.counters.num_queued_steps} steps queued" if stage.counters.num_queued_steps else ""
-    is_long = stage.step_age_s is not None and stage.step_age_s > _LONG_STEP_S
-    long = f", in a step for {stage.step_age_s:.1f} s" if is_long else ""
-    return queued + long + (f", silent for {stage.silent_s:.1f} s" if stage.silent_s > _SILENT_S else "")
+    remarks = []
+    if stage.counters.num_queued_steps:
+        remarks.append(f"{counted(stage.counters.num_queued_steps, 'step')} queued")
+    if stage.step_age_s is not None and stage.step_age_s > _LONG_STEP_S:
+        remarks.append(f"in a step for {stage.step_age_s:.1f} s")
+    if stage.silent_s > _SILENT_S:
+        remarks.append(f"silent for {stage.silent_s:.1f} s")
+    return remarks
 
 
 def _counters_before(stage: StageStatus, earlier: dict[str, StageStatus]) -> StageCounters | None:

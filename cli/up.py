@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
-from stagewire.cli.endpoint import DEFAULT_ENDPOINT
+from stagewire.cli.failure import EXIT_INTERRUPTED
 from stagewire.cli.plan import add_plan_flags, planned_cluster
-from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
+from stagewire.cli.terminal import Terminated, interrupt_on_sigterm, progress_lines
+from stagewire.wire.address import DEFAULT_FRONTEND, ENDPOINT_VARIABLE
 from stagewire.wire.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -44,17 +46,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from stagewire.cluster.resources import check_ports
+    from stagewire.sockets.open_files import raise_open_file_limit
+
     interrupt_on_sigterm()
+    raise_open_file_limit()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
             broker = _broker(options.frontend_port)
+            check_ports(broker)  # before a model is fetched
             cluster = running.enter_context(planned_cluster(options, progress, broker))
         _greet(cluster)
         try:
             _keep_alive(cluster)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             print("stopping", flush=True)
-    return 0  # Ctrl-C is the way in which it is meant to end
+            # SIGTERM is how a service manager ends what has done its work.
+            return 0 if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
 
 
 def _broker(frontend_port: int) -> BrokerSpec:
@@ -69,7 +77,8 @@ def _broker(frontend_port: int) -> BrokerSpec:
 
 
 def _greet(cluster: LocalCluster) -> None:
-    option = "" if cluster.endpoint == DEFAULT_ENDPOINT else f" --endpoint {cluster.endpoint}"
+    is_default = cluster.endpoint == DEFAULT_FRONTEND and not os.environ.get(ENDPOINT_VARIABLE)
+    option = "" if is_default else f" --endpoint {cluster.endpoint}"
     print(f"serving {cluster.spec.model} at {cluster.endpoint}; talk to it from another terminal:")
     print(f'  stagewire generate{option} "Why is the sky blue?"')
     print(f"  stagewire chat{option}")

@@ -141,7 +141,7 @@ class AsyncGeneration:
 class AsyncClient:
     """`Client` for asyncio; same arguments, same errors."""
 
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:7070", *, settings: ClientSettings | None = None) -> None:
+    def __init__(self, endpoint: str | None = None, *, settings: ClientSettings | None = None) -> None:
         self._client = Client(endpoint, settings=settings)
         self._mailbox: Mailbox | None = None
 

@@ -34,15 +34,16 @@ class Client:
     """A connection to a broker and all that runs over it; any thread may use it. Close it, or use it with `with`.
 
     Args:
-        endpoint: the broker's frontend, `tcp://HOST:PORT`.
+        endpoint: the broker's frontend: a port of this machine, `HOST:PORT` or `tcp://HOST:PORT`. When not given,
+            what the environment variable STAGEWIRE_ENDPOINT says, else port 7070 of this machine.
         settings: everything else; its `endpoint` counts when it is given.
 
     Raises:
         SettingsError: a setting is outside its limits.
     """
 
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:7070", *, settings: ClientSettings | None = None) -> None:
-        self.settings = settings or ClientSettings(endpoint=endpoint)
+    def __init__(self, endpoint: str | None = None, *, settings: ClientSettings | None = None) -> None:
+        self.settings = settings or (ClientSettings() if endpoint is None else ClientSettings(endpoint=endpoint))
         self.loop = ClientLoop(self.settings)
         self._finalizer = weakref.finalize(self, self.loop.close)
         self._cards = CardCache(self.settings.cache_folder)

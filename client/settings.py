@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
-import re
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from stagewire.wire.address import DEFAULT_FRONTEND, ENDPOINT_VARIABLE, dialled
 from stagewire.wire.errors import SettingsError
 
-_ENDPOINT = re.compile(r"tcp://(?:\[[0-9a-fA-F:]+\]|[^\s:/*\[\]]+):(\d{1,5})")
 _MAX_CLIENT_ID_CHARS = 64
 _LIMITS: dict[str, tuple[float, float]] = {
     "connect_timeout_s": (0.01, 3600),
@@ -21,12 +21,22 @@ _LIMITS: dict[str, tuple[float, float]] = {
 }
 
 
+def default_endpoint() -> str:
+    """The broker that the environment variable STAGEWIRE_ENDPOINT names, else port 7070 of this machine.
+
+    Raises:
+        SettingsError: the variable holds something else than an address.
+    """
+    named = os.environ.get(ENDPOINT_VARIABLE)
+    return dialled(named, ENDPOINT_VARIABLE).endpoint if named else DEFAULT_FRONTEND
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
     """Where the broker is, how tokens come back, and limits; times in seconds.
 
     Attributes:
-        endpoint: the broker's frontend.
+        endpoint: the broker's frontend, as `7070`, `host:7070` or `tcp://host:7070`; `default_endpoint` when not given.
         client_id: the client's name; two clients of one name at the same time are refused.
         return_path: `direct`, tokens straight from the last stage (through the broker where that cannot dial
             this machine), or `broker`, always through the broker.
@@ -41,7 +51,7 @@ class ClientSettings:
         SettingsError: on construction, naming field, value and limit.
     """
 
-    endpoint: str = "tcp://127.0.0.1:7070"
+    endpoint: str = field(default_factory=default_endpoint)
     client_id: str = field(default_factory=lambda: secrets.token_hex(8))
     return_path: Literal["direct", "broker"] = "direct"
     return_host: str = "127.0.0.1"
@@ -56,9 +66,7 @@ class ClientSettings:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise SettingsError(f"{name}={value}: must be between {low} and {high}")
-        match = _ENDPOINT.fullmatch(self.endpoint)
-        if match is None or not 1 <= int(match[1]) <= 65_535:
-            raise SettingsError(f"endpoint={self.endpoint}: must be tcp://HOST:PORT")
+        object.__setattr__(self, "endpoint", dialled(self.endpoint, "endpoint").endpoint)
         if not 1 <= len(self.client_id) <= _MAX_CLIENT_ID_CHARS:
             raise SettingsError(f"client_id={self.client_id!r:.80}: must have 1 to {_MAX_CLIENT_ID_CHARS} characters")
         if self.return_path not in ("direct", "broker"):

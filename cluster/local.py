@@ -14,6 +14,7 @@ from stagewire.client import Client
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
+from stagewire.cluster.resources import check_resources
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
@@ -46,7 +47,7 @@ class LocalCluster:
 
     Raises:
         ModelError: on construction, the model is not known or cannot be read.
-        SettingsError: on construction, the plan does not fit the model.
+        SettingsError: on construction, the plan does not fit the model; on entering, a fixed port is taken.
         ClusterError: on entering, a process ended or was not ready in time; none is left running.
     """
 
@@ -97,11 +98,13 @@ class LocalCluster:
 
     def start(self) -> None:
         """Starts all and returns when every pipeline serves; after an exception nothing runs."""
+        check_resources(self.spec)
         self._scratch, self._stages = tempfile.TemporaryDirectory(prefix="stagewire-"), []
         try:
             self._start_broker()
             self._start_stages()
             self.wait_until_serving()
+            self._leave_broker()
         except BaseException:  # Ctrl-C as well
             self.close()
             raise
@@ -136,9 +139,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends all processes, stages first so that they can say goodbye. Doing it again is harmless."""
-        if self._status_client is not None:
-            self._status_client.close()
-            self._status_client = None
+        self._leave_broker()
         try:
             stop_all([child for pipeline in self._stages for child in pipeline])
         finally:
@@ -147,16 +148,21 @@ class LocalCluster:
             if self._scratch is not None:
                 self._scratch.cleanup()
 
+    def _leave_broker(self) -> None:
+        """Who only keeps a cluster is no client of it; `status` comes back when it is asked."""
+        if self._status_client is not None:
+            self._status_client.close()
+            self._status_client = None
+
     def _child(self, name: str, command: Sequence[str]) -> ChildProcess:
         assert self._scratch is not None, "the cluster has not been started"
-        folder = Path(self._scratch.name)
-        log_dir = folder if self._log_dir is None else self._log_dir
+        log_dir = Path(self._scratch.name) if self._log_dir is None else self._log_dir
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             detail = f"log_dir={log_dir}: {error.strerror}; choose a directory that can be written"
             raise SettingsError(detail, ErrorCode.INVALID_SETTING) from None
-        return ChildProcess(name, command, folder, log_dir / f"{name}.log")
+        return ChildProcess(name, command, Path(self._scratch.name), log_dir / f"{name}.log")
 
     # --- talking to it --------------------------------------------------------------------------------------
 

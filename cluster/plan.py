@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stagewire.wire.card import ModelConfig
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 
@@ -55,7 +56,9 @@ def equal_split(num_layers: int, num_stages: int, weights: Sequence[float] | Non
             `weights` are not one positive number for each stage.
     """
     if not 1 <= num_stages <= num_layers:
-        raise _invalid(f"stages={num_stages}: a model of {num_layers} layers takes 1 to {num_layers} stages")
+        raise _invalid(
+            f"stages={num_stages}: a model of {counted(num_layers, 'layer')} takes 1 to {counted(num_layers, 'stage')}"
+        )
     shares = [1.0] * num_stages if weights is None else list(weights)
     if len(shares) != num_stages or not all(0 < share < math.inf for share in shares):
         raise SettingsError(f"weights={shares}: expected {num_stages} positive numbers, one for each stage")

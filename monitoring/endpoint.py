@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import selectors
 import socket
@@ -27,6 +28,12 @@ class Page:
 
     content_type: str
     body: Callable[[], bytes]
+
+
+def identity(process: str, **told: str) -> Page:
+    """What `/` says: which process this is, so that whoever takes this port for another can be told."""
+    body = json.dumps({"stagewire": process} | told).encode()
+    return Page("application/json", lambda: body)
 
 
 @dataclass(slots=True, eq=False)

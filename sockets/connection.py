@@ -26,6 +26,19 @@ WATCHFUL = (
 process (`!_io_error` in stream_engine_base.cpp) when a peer leaves while its messages wait unread, as those to a stage
 do during a long step and those of a PAIR's second peer always."""
 Options = Iterable[tuple[int, int]]
+_NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENODEV}
+
+
+def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str) -> zmq.Socket[bytes]:
+    """A socket that can be bound or connected to `endpoint`: libzmq takes IPv6 addresses only where it is told to.
+
+    Raises:
+        zmq.ZMQError: the process has no descriptor left.
+    """
+    socket = context.socket(kind)
+    if "[" in endpoint:
+        socket.set(zmq.IPV6, 1)
+    return socket
 
 
 class WatchedSocket:
@@ -82,4 +95,6 @@ def cannot_bind(setting: str, error: OSError | zmq.ZMQError) -> SettingsError:
     if error.errno == errno.EADDRINUSE:
         advice = "another process has this port (a second one of this kind?); stop it, or choose another port"
         return SettingsError(f"{setting}: {advice}", ErrorCode.PORT_IN_USE)
+    if error.errno in _NO_SUCH_ADDRESS:
+        return SettingsError(f"{setting}: this machine has no such address", ErrorCode.INVALID_SETTING)
     return SettingsError(f"{setting}: cannot be bound: {error.strerror}", ErrorCode.INVALID_SETTING)

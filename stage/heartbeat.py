@@ -12,6 +12,7 @@ from types import TracebackType
 
 import zmq
 
+from stagewire.sockets.connection import new_socket
 from stagewire.wire.codec import decode, encode
 from stagewire.wire.control import Heartbeat
 from stagewire.wire.counters import StageCounters
@@ -62,7 +63,7 @@ class HeartbeatThread:
         return was_unknown
 
     def _beat(self) -> None:
-        with self._context.socket(zmq.DEALER) as socket:
+        with new_socket(self._context, zmq.DEALER, self._endpoint) as socket:
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.SNDHWM, 4)
             socket.connect(self._endpoint)

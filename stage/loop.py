@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
+from stagewire.sockets.connection import new_socket
 from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, received, received_frames
 from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
@@ -68,7 +69,7 @@ class StageLoop:
         self._files, self._disk, self._measures = files, disk, core.measures
         self._poller = zmq.Poller()
         self._data = data
-        self._control = SendSocket(context.socket(zmq.DEALER), Outbox(_OUTBOX_LIMIT))
+        self._control = SendSocket(new_socket(context, zmq.DEALER, settings.control_endpoint), Outbox(_OUTBOX_LIMIT))
         self._control.socket.set(zmq.LINGER, 200)
         self._control.socket.connect(settings.control_endpoint)
         self._poller.register(self._data, zmq.POLLIN)

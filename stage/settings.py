@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 
 from stagewire.sockets.condition import WireCondition
+from stagewire.wire.address import bound, dialled
 from stagewire.wire.errors import ErrorCode, SettingsError
 
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -73,8 +74,11 @@ class StageSettings:
         for name, choices in (("precision", PRECISIONS), ("kv_precision", KV_PRECISIONS)):
             if getattr(self, name) not in choices:
                 raise SettingsError(f"{name}={getattr(self, name)!r}: must be one of {', '.join(choices)}")
-        if not self.bind.startswith(("tcp://127.", "tcp://[::1]", "tcp://localhost")):
+        object.__setattr__(self, "control_endpoint", dialled(self.control_endpoint, "control_endpoint").endpoint)
+        listens_at = bound(self.bind, "bind")
+        if not listens_at.is_loopback:
             raise SettingsError(f"bind={self.bind}: only loopback addresses are served without keys")
+        object.__setattr__(self, "bind", listens_at.endpoint)
         if not 0 < len(self.stage_id) <= 64:
             raise SettingsError(f"stage_id={self.stage_id!r}: must have 1 to 64 characters")
         if self.layer_start < 0 or (self.layer_end is not None and self.layer_end <= self.layer_start):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagewire.monitoring import metrics as m
-from stagewire.monitoring.endpoint import MetricsEndpoint, Page
+from stagewire.monitoring.endpoint import MetricsEndpoint, Page, identity
 from stagewire.monitoring.exposition import CONTENT_TYPE, Exposition
 from stagewire.monitoring.metric import Sample
 from stagewire.sockets.connection import cannot_bind
@@ -51,7 +51,8 @@ class StageWatch:
 
     def serve(self, endpoint: MetricsEndpoint) -> None:
         """Answer there from now on."""
-        endpoint.serve({"/metrics": Page(CONTENT_TYPE, Exposition(self.samples).page)})
+        metrics = Page(CONTENT_TYPE, Exposition(self.samples).page)
+        endpoint.serve({"/metrics": metrics, "/": identity("stage", stage_id=self.info.stage_id)})
 
     def samples(self) -> Iterator[Sample]:
         """All metrics of this stage now."""

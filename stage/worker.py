@@ -17,8 +17,11 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
-from stagewire.sockets.connection import HIGH_WATER_MARK, bind
+from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
+from stagewire.sockets.descriptors import check_limit, stage_need
+from stagewire.sockets.open_files import open_file_limit
 from stagewire.stage.backend import Backend, load_backend
+from stagewire.stage.broker_check import check_broker
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
 from stagewire.stage.core import StageCore, StageParts
 from stagewire.stage.files.disk_cache import DiskCache
@@ -63,6 +66,8 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
         StagewireError: the model cannot be loaded, the range is wrong, the port is taken, or the broker does not
             want this stage. All sockets are closed.
     """
+    check_limit(stage_need(), 1, open_file_limit())
+    check_broker(settings.control_endpoint)
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, _MAX_SOCKETS)
@@ -140,7 +145,7 @@ def _card_parts(card: ModelCard | None) -> tuple[bytes, tuple[int, ...]]:
 
 
 def _bind(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.PULL)
+    socket = new_socket(context, zmq.PULL, endpoint)
     socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)

@@ -38,7 +38,10 @@ class PipelineStatus:
 @message(40)
 @dataclass(frozen=True, slots=True)
 class Status(Message):
-    """Answer to `GetStatus`. `waiting_for` says in words what keeps a pipeline from being whole, or is empty."""
+    """Answer to `GetStatus`. `num_clients` are those besides the one that asks.
+
+    `waiting_for` says in words what keeps a pipeline from being whole, or is empty.
+    """
 
     incarnation: int
     uptime_s: float

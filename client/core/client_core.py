@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import (
     Ask,
     BrokerConnected,
     BrokerDisconnected,
     BrokerMessage,
+    BrokerProbed,
     BrokerUnreadable,
     CancelRequest,
     Close,
@@ -30,6 +32,7 @@ from stagewire.client.core.request_table import RequestTable
 from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.address import dialled
 from stagewire.wire.cache_reports import Caches
 from stagewire.wire.codec import Message, decode_frame
 from stagewire.wire.epoch import Epoch
@@ -61,11 +64,12 @@ class ClientCore:
     """All of one client: its broker, its requests, its return links."""
 
     def __init__(self, settings: ClientSettings, client_nonce: bytes) -> None:
-        self._client_id = settings.client_id
+        self._client_id, self._endpoint = settings.client_id, settings.endpoint
         self._broker = BrokerLink(settings.client_id, client_nonce)
         self._links = ReturnLinks(settings.client_id, settings.return_path == "direct")
-        self._requests = RequestTable(settings, self._broker, self._links)
-        self._questions = Questions(self._broker, settings.endpoint)
+        self._diagnosis = Diagnosis(dialled(settings.endpoint, "endpoint"), settings.connect_timeout_s)
+        self._requests = RequestTable(settings, self._broker, self._links, self._diagnosis)
+        self._questions = Questions(self._broker, settings.endpoint, self._diagnosis)
         self._welcome: BrokerWelcome | None = None
         self._checked_at = float("-inf")
         self.is_closed = False
@@ -122,6 +126,8 @@ class ClientCore:
                 return self._broker.disconnected()
             case BrokerUnreadable():
                 return self._unreadable(event, now)
+            case BrokerProbed():
+                self._diagnosis.found(event.found, now)
             case BrokerMessage() if self._broker.is_connected:
                 self._broker.heard_at = now
                 return self._from_broker(event.message, now)
@@ -171,7 +177,8 @@ class ClientCore:
     def _bad_message(self, message: BadMessage, now: float) -> list[Instruction]:
         """Before the welcome it speaks of our hello; a broker that cannot read that serves us nothing."""
         if message.code is ErrorCode.PROTOCOL_VERSION or not self._broker.is_welcomed:
-            return self._refused(message.code, message.detail, now)
+            where = f"endpoint={self._endpoint}: " if message.code is ErrorCode.INVALID_SETTING else ""
+            return self._refused(message.code, where + message.detail, now)
         return self._violation(f"broker_could_not_read={message.detail!r}")
 
     def _unreadable(self, event: BrokerUnreadable, now: float) -> list[Instruction]:
@@ -233,7 +240,19 @@ class ClientCore:
         self._checked_at = now
         out = self._broker.tick(self._links.offer, now)
         out += self._links.tick(self._requests.busy_epochs, now)
+        out += self._diagnose(now)
         return out + self._requests.tick(now) + self._questions.tick(now)
+
+    def _diagnose(self, now: float) -> list[Instruction]:
+        """Where the address itself is wrong, whoever waits hears it at once; who asks later, anew."""
+        is_waited_for = self.is_busy or len(self._questions) > 0
+        is_unheard = self._broker.heard_at is None and self._broker.refusal is None
+        out = self._diagnosis.tick(is_waited_for and is_unheard, now)
+        detail = self._diagnosis.mistake
+        if detail is None:
+            return out
+        out += self._requests.end_all(ErrorCode.INVALID_SETTING, detail, now)
+        return out + self._questions.end_all(ErrorCode.INVALID_SETTING, detail)
 
     def _close(self, now: float) -> list[Instruction]:
         self.is_closed = True
@@ -251,3 +270,4 @@ class ClientCore:
         self._links.check_invariants()
         self._requests.check_invariants()
         self._questions.check_invariants()
+        self._diagnosis.check_invariants()

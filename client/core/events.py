@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from stagewire.wire.address import Address
+from stagewire.wire.answering import Found
 from stagewire.wire.codec import Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Generate
@@ -37,6 +39,13 @@ class BrokerUnreadable:
 
     code: ErrorCode
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProbed:
+    """What answers at the broker's address, as `ProbeBroker` wanted to know."""
+
+    found: Found
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,7 @@ Event: TypeAlias = (
     | BrokerDisconnected
     | BrokerMessage
     | BrokerUnreadable
+    | BrokerProbed
     | OfferBound
     | OfferFailed
     | LinkConnected
@@ -162,6 +172,13 @@ class SendBroker:
     """Send to the broker. Losing it is no harm: a timer repeats whatever matters."""
 
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBroker:
+    """Look what answers at the broker's address; answered by `BrokerProbed`, which may take long or never come."""
+
+    address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +249,7 @@ class NoReply:
 
 Instruction: TypeAlias = (
     SendBroker
+    | ProbeBroker
     | BindOffer
     | CloseSocket
     | SendLink

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import Ask, Instruction, NoReply, Reply, SendBroker
 from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.codec import Message
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerWelcome, Card, GetCard
 from stagewire.wire.snapshots import AskSnapshots, Snapshots
@@ -40,8 +42,8 @@ class _Question:
 class Questions:
     """Open questions by ticket; each gets one answer, or an error when its time is up."""
 
-    def __init__(self, broker: BrokerLink, endpoint: str) -> None:
-        self._broker, self._endpoint = broker, endpoint
+    def __init__(self, broker: BrokerLink, endpoint: str, diagnosis: Diagnosis) -> None:
+        self._broker, self._endpoint, self._diagnosis = broker, endpoint, diagnosis
         self._open: dict[int, _Question] = {}
 
     def __len__(self) -> int:
@@ -55,7 +57,7 @@ class Questions:
         if ask.message is None and welcome is not None:
             return [Reply(ask.ticket, welcome)]
         if len(self) >= MAX_QUESTIONS:
-            return [NoReply(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{len(self)} questions wait for an answer")]
+            return [NoReply(ask.ticket, ErrorCode.CLIENT_LIMIT, f"{counted(len(self), 'question')} wait for an answer")]
         self._open[ask.ticket] = _Question(ask, now + ask.timeout_s)
         return list(self._send(self._open[ask.ticket], now))
 
@@ -82,7 +84,8 @@ class Questions:
 
     def _time_out(self, ticket: int) -> Instruction:
         question = self._open.pop(ticket)
-        detail = f"no answer from the broker at {self._endpoint} within {question.ask.timeout_s:g} s"
+        why = f": {self._diagnosis.circumstance}" if self._diagnosis.circumstance else ""
+        detail = f"no answer from the broker at {self._endpoint} within {question.ask.timeout_s:g} s{why}"
         return NoReply(ticket, ErrorCode.UNREACHABLE, detail)
 
     def _send(self, question: _Question, now: float) -> Iterator[Instruction]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.events import (
     Consumed,
     DeliverEnding,
@@ -22,6 +23,7 @@ from stagewire.client.core.requests import Acknowledgements, ClientRequest, Requ
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.core.silence import overdue_ending
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Accepted, Cancel, Dispatched, Ended, Generate, Refused
@@ -39,8 +41,8 @@ _MAX_RECENT = 8192
 class RequestTable:
     """Requests by id, each with exactly one ending."""
 
-    def __init__(self, settings: ClientSettings, broker: BrokerLink, links: ReturnLinks) -> None:
-        self._settings, self._broker, self._links = settings, broker, links
+    def __init__(self, settings: ClientSettings, broker: BrokerLink, links: ReturnLinks, diagnosis: Diagnosis) -> None:
+        self._settings, self._broker, self._links, self._diagnosis = settings, broker, links, diagnosis
         self._acks = Acknowledgements(links)
         self._requests: dict[str, ClientRequest] = {}
         # Ended by their peers, so that a late answer of the broker needs no reaction.
@@ -63,7 +65,7 @@ class RequestTable:
         if error is not None:
             return self._refuse(generate, error.code, error.detail)
         if len(self) >= self._settings.max_requests:
-            detail = f"this client has {len(self)} requests; at most {self._settings.max_requests}"
+            detail = f"this client has {counted(len(self), 'request')}; at most {self._settings.max_requests}"
             return self._refuse(generate, ErrorCode.CLIENT_LIMIT, detail)
         request = self._requests[generate.request_id] = ClientRequest(generate, submitted_at=now)
         return self._ask(request, now) if self._broker.is_welcomed else []
@@ -217,7 +219,7 @@ class RequestTable:
         out: list[Instruction] = []
         for request in list(self._requests.values()):
             if request.ended_at is None:
-                ending = overdue_ending(request, self._broker, self._links, self._settings, now)
+                ending = overdue_ending(request, self._broker, self._links, self._diagnosis, self._settings, now)
                 out += self._repeat(request, now) if ending is None else self._abandon(request, ending, now)
             elif now - request.ended_at > RETENTION_S:
                 del self._requests[request.request_id]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from stagewire.client.core.broker_link import BrokerLink
+from stagewire.client.core.diagnosis import Diagnosis
 from stagewire.client.core.requests import ClientRequest, RequestState
 from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.settings import ClientSettings
+from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import Ending
 
@@ -14,11 +16,16 @@ MAX_GAPS = 8
 
 
 def overdue_ending(
-    request: ClientRequest, broker: BrokerLink, links: ReturnLinks, settings: ClientSettings, now: float
+    request: ClientRequest,
+    broker: BrokerLink,
+    links: ReturnLinks,
+    diagnosis: Diagnosis,
+    settings: ClientSettings,
+    now: float,
 ) -> Ending | None:
     """The ending to write for a live request, or None while there is hope."""
     if request.num_gaps > MAX_GAPS:
-        detail = f"its tokens came with wrong numbers {request.num_gaps} times"
+        detail = f"its tokens came with wrong numbers {counted(request.num_gaps, 'time')}"
         return request.failed(ErrorCode.PROTOCOL_ERROR, detail)
     num_waiting = request.num_tokens - request.num_taken
     if num_waiting > settings.max_buffered_tokens:
@@ -27,7 +34,8 @@ def overdue_ending(
     limit_s = settings.connect_timeout_s if broker.heard_at is None else settings.silence_timeout_s
     if now - _silent_since(request, broker, links, now) <= limit_s:
         return None
-    detail = f"nothing was heard of the broker at {settings.endpoint} or of the pipeline for {limit_s:g} s"
+    why = f": {diagnosis.circumstance}" if diagnosis.circumstance else ""
+    detail = f"nothing was heard of the broker at {settings.endpoint} or of the pipeline for {limit_s:g} s{why}"
     return request.failed(ErrorCode.UNREACHABLE, detail)
 
 

@@ -24,6 +24,7 @@ from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, ReturnSocke
 from stagewire.client.settings import ClientSettings
 from stagewire.sockets.connection import WatchedSocket
 from stagewire.sockets.nonblocking import Outbox, received
+from stagewire.sockets.probe import probe_aside
 from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
 from stagewire.wire.frontend import Generate
@@ -38,6 +39,8 @@ _OUTBOX_LIMIT = 8192
 _CLOSE_S = 2.0
 _MAX_POSTED = 100_000
 _CLOSED = "this client is closed"
+_ERRORS: dict[ErrorCode, type[StagewireError]] = {ErrorCode.INVALID_SETTING: SettingsError}
+_ERRORS |= dict.fromkeys((ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION), RequestRefused)
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 Socket = zmq.Socket[bytes]
 
@@ -56,12 +59,10 @@ class ClientLoop:
         # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
         self._lock = threading.RLock()
         self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
-        self._is_awake = False
+        for end in (self._wake_in, self._wake_out):
+            end.setblocking(False)
+        self._is_awake = self.is_closing = self._has_broker = False
         self._ticked_at = 0.0
-        self.is_closing = False
-        self._has_broker = False
         self._num_dropped = 0
         self._last_words = Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED)
         self._context: zmq.Context[Socket] = zmq.Context()
@@ -228,6 +229,8 @@ class ClientLoop:
                 self._deliver(instruction)
             case events.SendBroker(message):
                 self._send_broker(message)
+            case events.ProbeBroker(address):
+                probe_aside(address, lambda found: self.post(events.BrokerProbed(found)))
             case events.BindOffer(generation):
                 return self._pairs.bind(generation)
             case events.CloseSocket(generation):
@@ -265,10 +268,8 @@ class ClientLoop:
             return
         if isinstance(reply, events.Reply):
             future.set_result(reply.message)
-        elif reply.code in (ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION):
-            future.set_exception(RequestRefused(reply.detail, reply.code))
         else:
-            future.set_exception(StagewireError(reply.detail, reply.code))
+            future.set_exception(_ERRORS.get(reply.code, StagewireError)(reply.detail, reply.code))
 
     def _flush(self, now: float) -> None:
         self._broker.sending.flush(now)

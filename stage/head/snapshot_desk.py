@@ -13,6 +13,7 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence
 from stagewire.stage.schedule.snapshots import MAX_SNAPSHOTS, Snapshot
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.file_orders import FileAction, FileOrder
@@ -87,7 +88,8 @@ class SnapshotDesk:
             return None
         num_tokens = num_prompt if wish.num_tokens is None else wish.num_tokens
         if not 0 < len(wish.name) <= MAX_NAME_CHARS or not 0 < num_tokens <= num_prompt:
-            detail = f"snapshot {wish.name!r:.80} of {num_tokens} tokens: a name, and 1 to {num_prompt} prompt tokens"
+            size = counted(num_tokens, "token")
+            detail = f"snapshot {wish.name!r:.80} of {size}: a name, and 1 to {counted(num_prompt, 'prompt token')}"
             return ErrorCode.INVALID_REQUEST, detail
         needs = [s.num_prompt_tokens + s.max_tokens for s in running]
         needs.append(num_prompt + (1 if request.max_tokens is None else request.max_tokens))
@@ -97,9 +99,8 @@ class SnapshotDesk:
         if len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
             return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one"
         if no_room:
-            detail = (
-                f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
-            )
+            size = counted(num_tokens, "token")
+            detail = f"no KV blocks left to keep {size}; free a snapshot, or give the stages more kv_tokens"
             return ErrorCode.SNAPSHOT_LIMIT, detail
         return None
 
@@ -225,7 +226,8 @@ class SnapshotDesk:
             detail = done.detail or f"the first stage has no exported snapshot {wish.file!r:.80}"
             return done.code or ErrorCode.SNAPSHOT_FILE, detail
         if manifest.num_stages != self._limits.scheduler.num_stages:
-            detail = f"it was exported by {manifest.num_stages} stages; give the prompt to a pipeline of another cut"
+            exporters = counted(manifest.num_stages, "stage")
+            detail = f"it was exported by {exporters}; give the prompt to a pipeline of another cut"
             return ErrorCode.SNAPSHOT_FILE, detail
         return replace(request, prompt_token_ids=TokenIds.of(manifest.token_ids), snapshot=SnapshotWish(wish.name))
 

@@ -57,7 +57,8 @@ class PairSockets:
     def dial(self, dial: Dial, now: float) -> None:
         """Connect, and say hello as soon as the connection stands."""
         outbox = Outbox(_OUTBOX_LIMIT, self._condition)
-        pair = WatchedSocket(self._context, zmq.PAIR, self._poller, _OPTIONS, _GONE, outbox)
+        options = (*_OPTIONS, (zmq.IPV6, int("[" in dial.endpoint)))
+        pair = WatchedSocket(self._context, zmq.PAIR, self._poller, options, _GONE, outbox)
         self._pairs[dial.client_id, dial.link] = pair
         outbox.put([encode_frame(dial.hello)], now)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zmq
 
-from stagewire.sockets.connection import HIGH_WATER_MARK
+from stagewire.sockets.connection import HIGH_WATER_MARK, new_socket
 from stagewire.sockets.nonblocking import Outbox, SendSocket
 from stagewire.stage.instructions import ConnectRing, SendHead, SendNext
 from stagewire.stage.settings import StageSettings
@@ -34,7 +34,7 @@ class RingSockets:
         conditions = {SendNext: self._settings.hop_condition, SendHead: self._settings.feed_condition}
         for link, endpoint in targets:
             if endpoint is not None:
-                socket = self._context.socket(zmq.PUSH)
+                socket = new_socket(self._context, zmq.PUSH, endpoint)
                 socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
                 socket.set(zmq.LINGER, 0)
                 socket.connect(endpoint)

@@ -104,7 +104,7 @@ def test_names_have_limits_and_a_connection_is_one_client(broker: CheckedCore) -
 def test_clients_beyond_the_limit_are_refused() -> None:
     broker = CheckedCore(BrokerSettings(max_clients=1))
     broker.hello("c")
-    detail = "the broker has 1 clients already"
+    detail = "the broker has 1 client already"
     assert broker.hello("d") == to_client("d", HelloRefused(ErrorCode.CLIENT_LIMIT, detail))
 
 

@@ -333,9 +333,9 @@ def test_strangers_are_asked_who_they_are(broker: CheckedCore) -> None:
 def test_bad_bytes_are_answered_and_counted(broker: CheckedCore) -> None:
     bad = Unreadable(client_peer("x"), ErrorCode.PROTOCOL_VERSION, "version 2")
     assert broker.handle(bad) == to_client("x", BadMessage(ErrorCode.PROTOCOL_VERSION, "version 2"))
-    misplaced = "this endpoint is for stages; ClientHello belongs on the frontend endpoint"
+    misplaced = "this is the broker's control port, for stages; clients use tcp://127.0.0.1:7070"
     assert broker.from_stage("y", ClientHello("c", b"n", None)) == to_stage(
-        "y", BadMessage(ErrorCode.PROTOCOL_ERROR, misplaced)
+        "y", BadMessage(ErrorCode.INVALID_SETTING, misplaced)
     )
     (status,) = broker.from_client("x", GetStatus())
     assert isinstance(status, Send)

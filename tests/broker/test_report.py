@@ -10,7 +10,7 @@ from support.counters import HEAD, START
 from stagewire.broker.events import Send
 from stagewire.wire.control import Heartbeat, Register
 from stagewire.wire.counters import HeadCounters, StageCounters, TailCounters
-from stagewire.wire.frontend import GetStatus
+from stagewire.wire.frontend import ClientHello, GetStatus
 from stagewire.wire.status import Status
 
 COUNTERS = replace(START, head=HEAD)
@@ -66,3 +66,20 @@ def test_the_names_that_programs_read_stay() -> None:
     assert [field.name for field in fields(TailCounters)] == [
         "num_prompt_tokens", "num_cached_tokens", "num_generated_tokens",
     ]  # fmt: skip
+
+
+def test_who_asks_is_not_counted_among_the_clients() -> None:
+    """Neither a client that asks, nor somebody who has not said hello; all the others are."""
+
+    def num_clients(asker: str) -> int:
+        (answer,) = broker.from_client(asker, GetStatus())
+        assert isinstance(answer, Send) and isinstance(answer.message, Status)
+        return answer.message.num_clients
+
+    broker = serving()
+    assert num_clients("stranger") == 0
+    broker.from_client("c", ClientHello("c", b"n", None))
+    assert (num_clients("c"), num_clients("stranger")) == (0, 1)
+    broker.from_client("d", ClientHello("d", b"n", None))
+    broker.from_client("e", ClientHello("e", b"n", None))
+    assert (num_clients("c"), num_clients("e"), num_clients("stranger")) == (2, 2, 3)

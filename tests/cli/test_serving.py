@@ -70,7 +70,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert len(children) == 3
         yield match[0]
         process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0
+        assert process.wait(15) == 130
         assert_gone(children)
     finally:
         process.kill()
@@ -166,6 +166,7 @@ def test_status_tells_people_and_programs(up: str) -> None:
     """Stages with their layers, in order."""
     assert "layers 0:17 of 30" in stagewire("status", "--endpoint", up).stdout
     report = json.loads(stagewire("status", "--endpoint", up, "--json").stdout)
+    assert report["num_clients"] == 0, "neither who asks nor `up` itself is a client"
     # In order of registration, and either may have loaded first.
     assert sorted(stage["info"]["layer_end"] for stage in report["stages"]) == [17, 30]
     assert report["pipelines"][0]["state"] == "serving"
@@ -244,6 +245,8 @@ def test_a_snapshot_goes_into_files_and_comes_back_to_another_client(up: str) ->
         (("describe", "ocean"), "no snapshot 'ocean'"),
         (("export", "ocean"), "no snapshot 'ocean'"),
         (("rename", "ocean", "x"), "no snapshot 'ocean'"),
+        (("free", "ocean"), "no snapshot 'ocean'"),
+        (("free", "sea-v1"), "no snapshot 'sea-v1'"),
         (("import", "x", "nothing"), "no exported snapshot 'nothing'"),
         (("export", "mine", "../x"), "no file name"),
     ):
@@ -364,8 +367,8 @@ def test_up_mends_itself_when_a_stage_and_the_broker_die_together() -> None:
         deadline = time.monotonic() + 60
         while stagewire("generate", "hi", "--endpoint", match[0], "--max-tokens", "2").returncode != 0:
             assert time.monotonic() < deadline
-        process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0, "as a service manager ends it"
     finally:
         process.kill()
         process.stdout.close()

@@ -46,14 +46,14 @@ AFTER = status(
 def test_a_frame_shows_pipelines_stages_and_the_slowest_hop() -> None:
     """Rates are of the two seconds between the reports; the hit rate is of all prompts."""
     assert frame(BEFORE, AFTER) == [
-        "broker up 12 s; 1 clients; 2 requests running, 3 waiting",
+        "broker up 12 s; 1 client; 2 requests running, 3 waiting",
         "",
         "pipeline 1.1 serving: smol, 2 of 8 requests",
         "  a 0:12 -> b 12:30 -> back",
         "  50.0 tokens/s; cached 62% of 800 prompt tokens",
         "  round trip 20.00 ms, 0.25 ms of it on each link",
         "  a  ██████████▒▒░░░░  compute  62% idle  25%   20.0 steps/s  KV 3+7/64",
-        "  b  ██▒▒░░░░░░░░░░░░  compute  12% idle  75%   20.0 steps/s  KV 3+7/64, 1 steps queued",
+        "  b  ██▒▒░░░░░░░░░░░░  compute  12% idle  75%   20.0 steps/s  KV 3+7/64, 1 step queued",
         "",
         "slowest hop: pipeline 1.1, 0.25 ms on each of its links",
         "",
@@ -91,7 +91,7 @@ def test_what_is_silent_missing_or_without_news_says_so() -> None:
     spare = told("b", None, pipeline=None)
     after = report(silent, spare, pipelines=(PIPELINE,), waiting_for="layers 12:30")
     assert frame(BEFORE, after) == [
-        "broker up 12 s; 1 clients; 2 requests running, 3 waiting",
+        "broker up 12 s; 1 client; 2 requests running, 3 waiting",
         "",
         "pipeline 1.1 serving: smol, 2 of 8 requests",
         "  a 0:12 -> b 12:30 -> back",
@@ -112,7 +112,7 @@ def test_what_is_silent_missing_or_without_news_says_so() -> None:
 def test_a_long_step_and_a_silence_are_remarked() -> None:
     busy = replace(told("a", replace(START, uptime_s=12.0)), silent_s=2.0, step_age_s=1.25)
     after = report(busy, told("b", START), pipelines=(PIPELINE,), waiting_for="")
-    assert any(line.endswith("KV 3+7/64, in a step for 1.2 s, silent for 2.0 s") for line in frame(BEFORE, after))
+    assert any(line.endswith("KV 3+7/64, in a step for 1.2 s, silent for 2.0 s") for line in frame(BEFORE, after, 120))
 
 
 def test_one_stage_alone_has_no_hop() -> None:
@@ -123,8 +123,34 @@ def test_one_stage_alone_has_no_hop() -> None:
     assert not any("slowest hop" in line for line in lines)
 
 
-def test_no_line_is_wider_than_a_terminal() -> None:
-    assert max(len(line) for line in frame(BEFORE, AFTER)) <= 100
+@pytest.mark.parametrize("width", [100, 80, 60, 45])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_left_out(width: int) -> None:
+    """Lines break between their parts, and go on further in."""
+    busy = replace(told("b", replace(START, uptime_s=12.0, num_queued_steps=12)), silent_s=2.0, step_age_s=1.25)
+    many = [told("a", START), busy, *(replace(told("a", START, None), silent_s=9.5) for _ in range(2))]
+    crowd = report(*many, pipelines=(PIPELINE,), waiting_for="layers 12:30 of a-model-with-a-long-name (stored)")
+    for after in (AFTER, crowd):
+        lines = frame(BEFORE, after, width)
+        assert max(len(line) for line in lines) <= width
+        assert " ".join(" ".join(lines).split()) == " ".join(" ".join(frame(BEFORE, after, 10_000)).split())
+
+
+def test_at_eighty_columns_a_stage_takes_one_line() -> None:
+    assert "  a  ██████████▒▒░░░░  compute  62% idle  25%   20.0 steps/s  KV 3+7/64" in frame(BEFORE, AFTER, 80)
+    assert frame(BEFORE, AFTER, 60)[6:8] == [
+        "  a  ██████████▒▒░░░░  compute  62% idle  25%   20.0 steps/s",
+        "    KV 3+7/64",
+    ]
+
+
+def test_the_view_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[str]] = []
+    broker = RunningBroker(FAST)
+    monkeypatch.setenv("COLUMNS", "30")
+    with Client(broker.endpoints.frontend) as client:
+        follow(client, 0.0, shown.append, lambda _seconds: len(shown) == 1)
+    broker.stop()
+    assert max(len(line) for line in shown[0]) <= 40 < max(len(line) for line in frame(BEFORE, AFTER))
 
 
 @pytest.mark.parametrize("interval", ["0.5", "0", "-1", "nan"])
