@@ -64,10 +64,14 @@ class Terminal:
     def until_prompt(self) -> str:
         """What is shown before the next prompt of the line editor, which then waits: a signal now is heard at once."""
         shown = self.until(r"\x1b\[\?2004h> ")
+        self.idle()
+        return shown
+
+    def idle(self) -> None:
+        """Until the command, which has shown a prompt, waits."""
         deadline = time.monotonic() + _WAIT_S
         while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
             assert time.monotonic() < deadline
-        return shown
 
     def exit_code(self) -> int:
         """When the command has ended; `shown` is whole then."""

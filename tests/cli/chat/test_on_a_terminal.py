@@ -247,6 +247,25 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(tmp_path: Path) -> None:
         assert "(context_overflow:" in shown[-1] or "(context_overflow:" in shown[-2]
 
 
+def test_an_answer_that_fills_the_context_can_be_dropped_for_the_next_question(tmp_path: Path) -> None:
+    """Which then finds room for an answer, though nobody said how long that may be."""
+    with (
+        LocalCluster(stages=1, limits=StageLimits(kv_tokens=160)) as cluster,
+        on_terminal("chat", "--endpoint", cluster.endpoint, *ENDLESS) as terminal,
+    ):
+        terminal.until_prompt()
+        assert "context" in say(terminal, "Tell me a story.")[-1]
+        for reply in (CTRL_C, ENTER):
+            terminal.type("Another one." + ENTER)
+            assert "drop the only turn and ask again?" in terminal.until(r"\[Y/n\] ")
+            terminal.idle()
+            terminal.type(reply)
+            shown = answer(terminal)
+        assert "context" in shown[-1]
+        (asked, told) = saved(terminal, tmp_path / "x")
+        assert asked["content"] == "Another one." and len(told["content"].split()) > 20
+
+
 def test_a_terminated_chat_leaves_the_terminal_as_it_was(cluster: LocalCluster) -> None:
     with on_terminal("chat", "--endpoint", cluster.endpoint) as terminal:
         terminal.until_prompt()
