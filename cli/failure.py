@@ -38,7 +38,9 @@ def report(error: StagewireError, command: str | None, as_json: bool) -> int:
         body = {"code": error.code.value, "message": error.detail, "retryable": error.retryable}
         print(json.dumps({"error": body}))
     else:
-        print(f"error: {visible(error.detail)}\n  {_next_step(error, command)}", file=sys.stderr)
+        print(f"error: {visible(error.detail)}", file=sys.stderr)
+        if not isinstance(error, MissingExtra):  # which says what to do itself
+            print(f"  {_next_step(error, command)}", file=sys.stderr)
     return EXIT_USAGE if isinstance(error, SettingsError) else EXIT_FAILURE
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import sys
 
@@ -56,12 +57,12 @@ class Keyboard:
 
 
 def _readline_marks_pastes() -> bool:
-    """Line editing for `input`, where there is such; tells whether it is GNU's."""
+    """Line editing for `input`, where there is such; tells whether it can ask this terminal for marks."""
     try:
         import readline
     except ImportError:
         return False
-    if "libedit" in (readline.__doc__ or ""):
+    if "libedit" in (readline.__doc__ or "") or os.environ.get("TERM", "dumb") == "dumb":
         return False
     readline.parse_and_bind("set enable-bracketed-paste on")  # Python switches it off
     return True

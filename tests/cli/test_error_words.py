@@ -12,9 +12,10 @@ from stagewire.cli.chat.core.choices import Choices
 from stagewire.cli.chat.core.events import Failed, Line
 from stagewire.cli.chat.core.instructions import Tell
 from stagewire.cli.error_words import ERROR_WORDS
-from stagewire.cli.failure import report
+from stagewire.cli.failure import MissingExtra, report
 from stagewire.wire.errors import RETRYABLE, ErrorCode, StagewireError
 
+Capture = pytest.CaptureFixture[str]
 PAGE = Path(__file__).parents[2] / "docs/errors.md"
 
 
@@ -33,6 +34,14 @@ def test_a_command_says_what_is_wrong_what_to_do_and_the_code(
         "error: this and that",
         f"  {ERROR_WORDS[code].next_step} ({code.value})",
     ]
+
+
+@pytest.mark.parametrize(("package", "extra"), [("torch", "stage"), ("tokenizers", "text"), ("gguf", "native")])
+def test_a_package_that_is_missing_is_one_line(package: str, extra: str, capsys: Capture) -> None:
+    error = MissingExtra(ModuleNotFoundError("...", name=package))
+    assert report(error, "generate", as_json=False) == 1
+    expected = f"error: this needs the Python package {package}: pip install 'stagewire[{extra}]'\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("code", ErrorCode)

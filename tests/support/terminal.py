@@ -28,15 +28,15 @@ _WAIT_S = 60.0
 
 
 class Terminal:
-    """The command's controlling terminal, of so many columns; Ctrl-C typed there interrupts it."""
+    """The command's controlling terminal, of so many columns; Ctrl-C typed there interrupts it. `kind` is its TERM."""
 
-    def __init__(self, command: Sequence[str], columns: int = 200) -> None:
+    def __init__(self, command: Sequence[str], columns: int, kind: str) -> None:
         self._controller, terminal = pty.openpty()
         self.resize(columns)
         environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _TAKE_TERMINAL, *command], stdin=terminal, stdout=terminal, stderr=terminal,
-            start_new_session=True, env=environment | {"TERM": "xterm"},
+            start_new_session=True, env=environment | {"TERM": kind},
         )  # fmt: skip
         os.close(terminal)
         self.shown = ""
@@ -64,10 +64,14 @@ class Terminal:
     def until_prompt(self) -> str:
         """What is shown before the next prompt of the line editor, which then waits: a signal now is heard at once."""
         shown = self.until(r"\x1b\[\?2004h> ")
+        self.idle()
+        return shown
+
+    def idle(self) -> None:
+        """Until the command, which has shown a prompt, waits."""
         deadline = time.monotonic() + _WAIT_S
         while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
             assert time.monotonic() < deadline
-        return shown
 
     def exit_code(self) -> int:
         """When the command has ended; `shown` is whole then."""
@@ -96,9 +100,11 @@ class Terminal:
 
 
 @contextmanager
-def on_terminal(*arguments: str, columns: int = 200, command: Sequence[str] = STAGEWIRE) -> Iterator[Terminal]:
+def on_terminal(
+    *arguments: str, columns: int = 200, kind: str = "xterm", command: Sequence[str] = STAGEWIRE
+) -> Iterator[Terminal]:
     """`stagewire` with these arguments; it is killed at the end if it still runs."""
-    terminal = Terminal([*command, *arguments], columns)
+    terminal = Terminal([*command, *arguments], columns, kind)
     try:
         yield terminal
     finally:

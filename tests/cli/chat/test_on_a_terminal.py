@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.terminal import CTRL_C, CTRL_D, ENTER, Terminal, on_terminal
+from support.terminal import CTRL_C, CTRL_D, ENTER, STAGEWIRE, Terminal, on_terminal
 
 from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.cluster.local import LocalCluster
@@ -82,13 +82,23 @@ def test_a_paste_of_several_lines_is_one_message(cluster: LocalCluster, tmp_path
     assert [message["content"] for message in messages if message["role"] == "user"] == texts
 
 
-@pytest.mark.parametrize("text", ["one\ntwo\nthree", "a\nb", "ü\n\nlast"])
-def test_a_paste_is_one_message_also_where_python_has_no_line_editor(
-    cluster: LocalCluster, text: str, tmp_path: Path
+NO_EDITOR = "import sys; sys.modules['readline'] = None; from stagewire.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "command"),
+    [
+        ("one\ntwo\nthree", "xterm", (sys.executable, "-c", NO_EDITOR)),
+        ("ü\n\nlast", "xterm", (sys.executable, "-c", NO_EDITOR)),
+        ("a\nb", "dumb", STAGEWIRE),
+    ],
+)
+def test_a_paste_is_one_message_also_where_nobody_marks_it(
+    cluster: LocalCluster, text: str, kind: str, command: tuple[str, ...], tmp_path: Path
 ) -> None:
-    code = "import sys; sys.modules['readline'] = None; from stagewire.cli.main import main; sys.exit(main())"
+    """Python has no line editor, or the terminal cannot mark what is pasted."""
     flags = ("--endpoint", cluster.endpoint, "--max-tokens", "4")
-    with on_terminal("chat", *flags, command=(sys.executable, "-c", code)) as terminal:
+    with on_terminal("chat", *flags, kind=kind, command=command) as terminal:
         terminal.until("\n> ")
         terminal.type(f"{text}\n")
         terminal.until(r"cut off: after 4 tokens[^\n]*\n> ")
@@ -236,6 +246,25 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(tmp_path: Path) -> None:
         shown = say(terminal, "word " * 400)
         assert shown[0].startswith("error: the prompt and the answer that is wanted are longer")
         assert "(context_overflow:" in shown[-1] or "(context_overflow:" in shown[-2]
+
+
+def test_an_answer_that_fills_the_context_can_be_dropped_for_the_next_question(tmp_path: Path) -> None:
+    """Which then finds room for an answer, though nobody said how long that may be."""
+    with (
+        LocalCluster(stages=1, limits=StageLimits(kv_tokens=160)) as cluster,
+        on_terminal("chat", "--endpoint", cluster.endpoint, *ENDLESS) as terminal,
+    ):
+        terminal.until_prompt()
+        assert "context" in say(terminal, "Tell me a story.")[-1]
+        for reply in (CTRL_C, ENTER):
+            terminal.type("Another one." + ENTER)
+            assert "drop the only turn and ask again?" in terminal.until(r"\[Y/n\] ")
+            terminal.idle()
+            terminal.type(reply)
+            shown = answer(terminal)
+        assert "context" in shown[-1]
+        (asked, told) = saved(terminal, tmp_path / "x")
+        assert asked["content"] == "Another one." and len(told["content"].split()) > 20
 
 
 def test_a_terminated_chat_leaves_the_terminal_as_it_was(cluster: LocalCluster) -> None:
