@@ -76,11 +76,11 @@ def _turn(
             for token in answer:
                 said.append(token.text)
                 print(token.text, end="", flush=True)
+            print(flush=True)
             answer.warn_of_cut()
     except KeyboardInterrupt:
-        print(" [stopped]", end="")
+        print(" [stopped]", flush=True)
     except StagewireError as error:  # the conversation goes on when the server does
-        print(f"[{error.code.value}: {error.detail}]", end="")
-    print(flush=True)
+        print(f"[{error.code.value}: {error.detail}]", flush=True)
     text = "".join(said)
     return [*messages, {"role": "assistant", "content": text}] if text else messages[:-1]
