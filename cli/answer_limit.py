@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from stagewire.cli.notices import cut_notice
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.limits import MAX_TOKENS
 
 if TYPE_CHECKING:
     from stagewire.client import Generation, Result, TokenEvent
@@ -26,10 +27,10 @@ class AnswerLimit:
     is_default: bool = True
 
 
-def add_limit_flag(parser: argparse.ArgumentParser) -> None:
+def add_limit_flag(parser: argparse.ArgumentParser, default: int = DEFAULT_MAX_TOKENS) -> None:
     parser.add_argument(
-        "--max-tokens", dest="limit", type=_limit, default=AnswerLimit(), metavar="N",
-        help=f"at most so many (default: {DEFAULT_MAX_TOKENS}); off goes on to the context's end; "
+        "--max-tokens", dest="limit", type=_limit, default=AnswerLimit(default), metavar="N",
+        help=f"at most so many (default: {default}); off goes on to the context's end; "
         "0 only computes the prompt",
     )  # fmt: skip
 
@@ -79,6 +80,9 @@ def _limit(text: str) -> AnswerLimit:
     if text == "off":
         return AnswerLimit(None, is_default=False)
     try:
-        return AnswerLimit(int(text), is_default=False)
+        number = int(text)
     except ValueError:
-        raise SettingsError(f"max_tokens={text}: expected a number, or off") from None
+        number = -1
+    if not 0 <= number <= MAX_TOKENS:
+        raise SettingsError(f"max_tokens={text:.80}: expected a number from 0 to {MAX_TOKENS}, or off")
+    return AnswerLimit(number, is_default=False)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 from typing import TYPE_CHECKING
 
-from stagewire.cli.answer_limit import AnswerLimit, LimitedAnswer
+from stagewire.cli.answer_limit import LimitedAnswer, add_limit_flag
 from stagewire.cli.generate import stream
 from stagewire.cli.plan import add_plan_flags, planned_cluster
 from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
@@ -28,7 +28,7 @@ _PROMPT = "Explain in two sentences why the sky is blue."
 def configure(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
     parser.add_argument("--prompt", default=_PROMPT, help="what to ask (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=120, metavar="N", help="(default: %(default)s)")
+    add_limit_flag(parser, default=120)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -43,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
         client = running.enter_context(cluster.client())
         session = client.session()
         print(f"\n> {options.prompt}\n")
-        limit = AnswerLimit(options.max_tokens, is_default=False)
-        with LimitedAnswer(lambda most: session.generate(options.prompt, max_tokens=most), limit) as answer:
+        with LimitedAnswer(lambda most: session.generate(options.prompt, max_tokens=most), options.limit) as answer:
             stream(answer)
         print("\n".join(["", *report(status, answer.result)]), flush=True)
     print("all processes stopped")

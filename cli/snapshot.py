@@ -30,8 +30,9 @@ examples:
   stagewire snapshot import rules rules-v1
   stagewire snapshot free rules
 
-`save` takes the text as it is; with --system, as the system message of chats and of `generate --system`. A name that
-is taken is replaced. "decodes at once": a prompt that is equal gets its first token without any computing.
+`save` takes the text as it is, as `generate --raw` does; with --system, as the system message of chats and of
+`generate --system`. A name that is taken is replaced. "decodes at once": a prompt that is equal gets its first token
+without any computing.
 
 Snapshots belong to a client: `--client-id` says which, and only one client of a name can be there at a time. They last
 as long as the pipeline that holds them. `export` has every stage write a file into its --snapshot-directory (of

@@ -19,6 +19,7 @@ from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pi
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
 from stagewire.model.gguf import GgufFile
+from stagewire.model.sampling_defaults import gguf_sampling
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError, StagewireError
@@ -297,4 +298,5 @@ class LocalCluster:
 
 def _read_config(model: str, progress: Progress) -> ModelConfig:
     with GgufFile.open(resolve(model, progress)) as gguf:
+        gguf_sampling(gguf, tell=lambda line: progress(f"{gguf.path.name}: {line}"))
         return read_config(gguf)

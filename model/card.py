@@ -14,6 +14,7 @@ _TOKENS = "tokenizer.ggml.tokens"
 _TYPES = "tokenizer.ggml.token_type"
 _ADD_BOS = "tokenizer.ggml.add_bos_token"
 _UNDEFINED = 0
+_END_LIST = "tokenizer.ggml.eos_token_ids"  # as some write more than one
 _END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 
 
@@ -73,7 +74,7 @@ def _told_types(gguf: GgufFile, num_tokens: int) -> bytes:
 
 
 def _add_bos(gguf: GgufFile, missing: Absent) -> bool:
-    value = gguf.metadata.get(_ADD_BOS, missing.add_bos)
+    value = "a list" if _ADD_BOS in gguf.arrays else gguf.metadata.get(_ADD_BOS, missing.add_bos)
     if type(value) is not bool:
         raise ValueError(f"{_ADD_BOS}={value!r:.80} is neither true nor false")
     return value
@@ -89,6 +90,7 @@ def _generation_config(
 def _stop_token_ids(gguf: GgufFile, tokenizer: TokenizerData | None, beside: GenerationConfig) -> tuple[int, ...]:
     """What the file names, what the vocabulary shows, and what the file beside it adds."""
     found = {_token_id(gguf, which) for which in _END_KEYS} | {*beside.eos_token_ids}
+    found |= {*_integers(gguf, _END_LIST)} if _END_LIST in gguf.arrays else set()
     if tokenizer is not None:
         types = _told_types(gguf, len(tokenizer.tokens))
         found |= {tokenizer.eos_token_id, *ends_by_text(tokenizer.tokens, types)}
@@ -97,7 +99,10 @@ def _stop_token_ids(gguf: GgufFile, tokenizer: TokenizerData | None, beside: Gen
 
 def _token_id(gguf: GgufFile, which: str, default: int | None = None, types: bytes = b"") -> int | None:
     """What the file names; else `default`, if it is special among `types`."""
-    value = gguf.metadata.get(f"tokenizer.ggml.{which}_token_id")
+    key = f"tokenizer.ggml.{which}_token_id"
+    if key in gguf.arrays:
+        raise ValueError(f"{which}_token_id is a list, not an integer")
+    value = gguf.metadata.get(key)
     if value is None and is_special(default, types):
         return default
     if value is not None and type(value) is not int:

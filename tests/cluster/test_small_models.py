@@ -31,7 +31,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A Llama 3 of fourteen tokens, whose file recommends a temperature that is none, and a top-k."""
     folder = tmp_path_factory.mktemp("model")
     path = write_model(folder / "m.gguf", LLAMA3 | {"general.sampling.temp": -1.0, "general.sampling.top_k": 3})
-    with LocalCluster(str(path), stages=1, log_dir=folder / "logs") as running:
+    said: list[str] = []
+    with LocalCluster(str(path), stages=1, log_dir=folder / "logs", progress=said.append) as running:
+        assert said[0] == "m.gguf: ignored general.sampling.temp: temperature=-1.0 is not a number in [0, 100]"
         yield running
 
 
@@ -73,7 +75,7 @@ def test_what_cannot_be_used_is_named_in_the_log_and_the_rest_counts(cluster: Lo
     """The model is served all the same; the result says with what."""
     assert client.card().sampling == SamplingParams(top_k=3)
     for prompt in ({"text": "ab"}, {"prompt_token_ids": [3]}, {"messages": [{"role": "user", "content": "ab"}]}):
-        told = client.session().generate(**prompt, max_tokens=2).wait(30).sampling  # type: ignore[arg-type]
+        told = client.session().generate(**prompt, max_tokens=2).wait(30).sampling
         assert replace(told, seed=None) == SamplingParams(top_k=3)
         assert told.seed is not None
     assert "ignored general.sampling.temp: temperature=-1.0 is not a number" in cluster.logs(0)

@@ -43,6 +43,7 @@ def test_the_default_models_card_is_complete_and_survives_the_wire(gguf_file: Gg
         ({"tokenizer.ggml.eos_token_id": 0}, (0, 2)),  # <|im_end|> ends a turn, whatever the file says
         ({"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": 1}, (0, 1, 2)),
         ({"tokenizer.ggml.eom_token_id": 5, "tokenizer.ggml.fim_pad_token_id": 6}, (0, 2, 5, 6)),
+        ({"tokenizer.ggml.eos_token_ids": [2, 7]}, (0, 2, 7)),
         ({"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.token_type": [1] * len(TOKENS)}, (0, 2)),
         ({"tokenizer.ggml.eos_token_id": None, "tokenizer.ggml.tokens": ["x"] * len(TOKENS)}, ()),
     ],
@@ -179,6 +180,9 @@ def test_a_vocabulary_of_another_kind_is_carried_all_the_same(tmp_path: Path) ->
         ({"tokenizer.ggml.eot_token_id": 1 << 20}, "stop_token_ids=1048576"),
         ({"tokenizer.ggml.bos_token_id": "one"}, "bos_token_id='one'"),
         ({"tokenizer.ggml.add_bos_token": "yes"}, "add_bos_token='yes' is neither true nor false"),
+        ({"tokenizer.ggml.eos_token_id": [1, 2]}, "eos_token_id is a list"),
+        ({"tokenizer.ggml.eos_token_ids": ["x"]}, "eos_token_ids is not an array of integers"),
+        ({"tokenizer.ggml.add_bos_token": [1]}, "neither true nor false"),
         ({"tokenizer.ggml.add_bos_token": 1}, "add_bos_token=1 is neither"),
         ({"tokenizer.ggml.eom_token_id": 1 << 20}, "stop_token_ids=1048576"),
         ({"tokenizer.ggml.tokens": ["t"] * 15, "tokenizer.ggml.token_type": [1] * 15}, "15 tokens exceed"),

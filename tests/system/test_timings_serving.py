@@ -177,7 +177,7 @@ def logged(log_dir: Path, request_id: str) -> str:
 def test_after_a_stop_string_there_are_no_parts(client: Client) -> None:
     """The pipeline's ending is not waited for: the answer is there sooner."""
     session = client.session()
-    with session.generate("Count: 1, 2, 3,", sampling=GREEDY, max_tokens=40, stop=["5"]) as generation:
+    with session.generate("Count: 1, 2, 3,", raw=True, sampling=GREEDY, max_tokens=40, stop=["5"]) as generation:
         result = generation.wait(60)
     assert result.stop_reason == "5"
     assert result.timings.parts is None and result.timings.stages == ()
