@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
 
     leave_on_sigterm()
     with connect(options) as client:
-        # Before the first prompt, so that a missing server or extra, or a wrong flag, is said at once.
-        client.tokenizer()
+        # Before the first prompt, so that a wrong flag, or a missing server or extra, is said at once.
         sampling_of(options, lambda: client.card().sampling)
+        client.tokenizer()
         loop = ChatLoop(client, options)
         loop.greet(client.card().name)
         return loop.run()

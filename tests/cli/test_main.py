@@ -127,6 +127,7 @@ def test_help_names_every_command_and_the_exit_codes(capsys: Capture) -> None:
         (["broker", "--max-queued", "0"], "max_queued=0: must be between 1"),
         (["broker", "--frontend-endpoint", "tcp://0.0.0.0:7070"], "without keys"),
         (["broker", "--parent-pipe", "987"], "parent_pipe=987"),
+        (["chat", "--seed", "-1"], "seed=-1 is not an integer in"),
         (["up", "--split", "0:12,14:30"], "layers 12:14 belong to no stage"),
         (["up", "--split", "0:12", "--stages", "2"], "not allowed with argument"),
         (["up", "--stages", "0"], "stages=0"),
