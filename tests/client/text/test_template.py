@@ -7,7 +7,8 @@ from datetime import datetime
 import pytest
 from support.text_cards import CONTROL, tiny_card
 
-from stagewire.client.text.template import ChatMessage, ChatTemplate
+from stagewire.client.text.message import ChatMessage
+from stagewire.client.text.template import ChatTemplate
 from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.model.card import build_card
 from stagewire.model.gguf import GgufFile
@@ -99,4 +100,4 @@ def test_messages_are_checked() -> None:
     with pytest.raises(RequestRefused, match="role is empty"):
         ChatMessage("", "x")
     with pytest.raises(RequestRefused, match="content is a text, not NoneType"):
-        ChatMessage("user", None)  # type: ignore[arg-type]
+        ChatMessage("user", None)
