@@ -6,6 +6,7 @@ that a template writes without a twin are its own, wherever it cuts, trims and j
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from stagewire.client.text.message import Fields, JsonValue
@@ -13,6 +14,9 @@ from stagewire.client.text.special_names import SpecialNames
 from stagewire.wire.errors import RequestRefused
 
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+# For letters: those of a script that hardly anybody writes, so that a template can change their case. Deseret has its
+# capitals here, and its small letters forty further on.
+_CAPITALS, _SMALL = range(0x10400, 0x10428), 40
 _SET_CHARS = 1 << 16
 
 _Change = Callable[[str], str]
@@ -31,9 +35,7 @@ class Hiding:
         self._ends = sorted({name[0] for name in guarded} | {name[-1] for name in guarded})
         self._folded = tuple(name.casefold() for name in guarded)
         alphabet = {character for name in guarded for case in (name, name.lower(), name.upper()) for character in case}
-        self._twins = dict(zip(sorted(alphabet), _unused(known), strict=False))
-        if len(self._twins) < len(alphabet):
-            raise RequestRefused("the messages hold every private character of Unicode; one must be free")
+        self._twins = _twins(alphabet, _Unused(known))
 
     def everywhere(self, messages: Sequence[Fields]) -> list[Fields]:
         """Hides each character that a name begins or ends with, so that whatever a filter makes of it is none."""
@@ -51,10 +53,10 @@ class Hiding:
 
     def unescaped(self, text: str) -> str:
         """What was rendered, with a twin where the template has written its number, as JSON in ASCII does."""
-        if "\\ue" not in text and "\\uf" not in text:
-            return text
-        for twin in self._twins.values():
-            text = text.replace(f"\\u{ord(twin):04x}", twin)
+        if "\\u" in text or "\\U" in text:
+            for twin in self._twins.values():
+                for escape in _escapes(twin):
+                    text = text.replace(escape, twin)
         return text
 
     def _changed(self, messages: Sequence[Fields], change: _Change) -> list[Fields]:
@@ -106,7 +108,7 @@ class Hiding:
                 yield position
         for position in range(start, min(end, start + reach)):
             head = text[start : position + 1].casefold()
-            if any(name.endswith(head) for name in self._folded):
+            if any(name.endswith(head) and name != head for name in self._folded):
                 yield position
 
     def _at(self, text: str, positions: Iterator[int] | set[int] | Sequence[int]) -> str:
@@ -148,14 +150,41 @@ def _mapped_content(content: JsonValue, change: _Change) -> JsonValue:
     return [{**part, "text": _mapped(part["text"], change)} for part in parts]
 
 
-def _unused(known: Sequence[str]) -> Iterator[str]:
-    used: set[str] = set()
-    escapes = ""
-    for text in known:
-        for start in range(0, len(text), _SET_CHARS):
-            used.update(text[start : start + _SET_CHARS])
-        if "\\u" in text or "\\U" in text:
-            escapes += text.lower()
-    for code in (code for private in _PRIVATE for code in private):
-        if chr(code) not in used and f"\\u{code:04x}" not in escapes:
-            yield chr(code)
+class _Unused:
+    """Tells the characters that none of the texts has, nor the number of."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._used: set[str] = set()
+        for text in known:
+            for start in range(0, len(text), _SET_CHARS):
+                self._used.update(text[start : start + _SET_CHARS])
+        self._escaped = "".join(text for text in known if "\\u" in text or "\\U" in text).lower()
+
+    def is_free(self, character: str) -> bool:
+        return character not in self._used and not any(one.lower() in self._escaped for one in _escapes(character))
+
+
+def _twins(alphabet: set[str], unused: _Unused) -> dict[str, str]:
+    """A character of its own for each.
+
+    Raises:
+        RequestRefused: INVALID_REQUEST, there are not enough.
+    """
+    pairs = ((chr(code), chr(code + _SMALL)) for code in _CAPITALS)
+    free_pairs = (pair for pair in pairs if all(map(unused.is_free, pair)))
+    private = (chr(code) for codes in _PRIVATE for code in codes)
+    free = (character for character in private if unused.is_free(character))
+    letters = sorted({(one.upper(), one.lower()) for one in alphabet if len(one.upper() + one.lower()) == 2})
+    cased = [(upper, lower) for upper, lower in letters if upper != lower and upper.lower() == lower]
+    twins: dict[str, str] = {}
+    for (upper, lower), (capital, small) in zip(cased, free_pairs, strict=False):
+        twins |= {upper: capital, lower: small}
+    twins |= dict(zip(sorted(alphabet - twins.keys()), free, strict=False))
+    if alphabet - twins.keys():
+        raise RequestRefused("the messages hold every private character of Unicode; one must be free")
+    return twins
+
+
+def _escapes(character: str) -> set[str]:
+    """The character's number, as JSON and as Python write it."""
+    return {json.dumps(character)[1:-1], repr(character)[1:-1]} - {character}

@@ -21,7 +21,8 @@ _TIME_LIMIT_S = 10.0
 _MAX_CHARS = 1 << 26
 _MAX_NUMBER_BITS = 1 << 16
 _MAX_WIDTH = 1 << 20
-_WIDE_FORMAT = re.compile(r"[%{][^a-zA-Z%}]*(\*|\d{6})")
+# A width of a million, or one that comes from an argument.
+_WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*(\*|\d{6})|\{[^{}]*:[^{}]*(\{|\d{6})")
 _WIDE_FILTERS = ("batch", "center", "indent", "slice")
 
 
@@ -44,6 +45,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._now = datetime.now().astimezone()
         self.filters["tojson"] = _to_json
         self.filters["replace"] = self.replaced
+        self.filters["format"] = self.formatted
         self.filters |= {name: _narrow(self.filters[name]) for name in _WIDE_FILTERS}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = self._now.strftime
@@ -97,6 +99,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._check(len(text) + text.count(old_text) * len(new_text) <= self._max_chars)
         return text.replace(old_text, new_text, -1 if count is None else count)
 
+    def formatted(self, value: object, *args: object, **kwargs: object) -> str:
+        """The filter `format`."""
+        self._check(not _WIDE_FORMAT.search(str(value)))
+        return jinja2.filters.do_format(str(value), *args, **kwargs)
+
     def checked(self, value: str) -> str:
         self._check(len(value) <= self._max_chars)
         return value
@@ -118,13 +125,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: jinja2.runtime.Context, __obj: object, *args: object, **kwargs: object) -> object:  # noqa: N805  # `self` may be a name of a template's arguments
         """As the sandbox does; a text's own functions get no huge numbers."""
-        if isinstance(owner := getattr(__obj, "__self__", None), str):
-            __self._check_method(owner, getattr(__obj, "__name__", ""), args)
+        method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps `format`
+        if isinstance(owner := getattr(method, "__self__", None), str):
+            __self._check_method(owner, getattr(method, "__name__", ""), args)
         result: object = super().call(__context, __obj, *args, **kwargs)
         return __self.checked(result) if isinstance(result, str) else result
 
     def _check_method(self, text: str, name: str, args: tuple[object, ...]) -> None:
-        self._check(all(_times(number) <= _MAX_WIDTH for number in args))
+        if name not in {"format", "format_map"}:
+            self._check(all(_times(number) <= _MAX_WIDTH for number in args))
         if name == "replace" and len(args) > 1:
             self._check(len(text) + text.count(str(args[0])) * len(str(args[1])) <= self._max_chars)
         if name in {"format", "format_map"}:

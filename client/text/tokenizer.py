@@ -37,8 +37,7 @@ class Tokenizer:
         self._vocab_size = card.config.vocab_size
         self._bpe = _build(self._data)
         self.names = SpecialNames(self._data)
-        shrinks = _NFC_SHRINKS if SCHEMES[self._data.pre].normalize else 1
-        self._longest_bytes = shrinks * max(len(token.encode(errors="replace")) for token in self._data.tokens)
+        self._longest_bytes = self._longest_token() * (_NFC_SHRINKS if SCHEMES[self._data.pre].normalize else 1)
 
     def encode(
         self, text: str, parse_special: bool = False, as_prompt: bool = False, max_tokens: int | None = None
@@ -116,6 +115,13 @@ class Tokenizer:
         if 0 <= token_id < len(self._data.tokens) and self._data.token_types[token_id] in HIDDEN_TYPES:
             return b""
         return self.token_bytes(token_id)
+
+    def _longest_token(self) -> int:
+        longest = 0
+        for token_id, token in enumerate(self._data.tokens):
+            if 4 * len(token) > longest:  # else it has fewer bytes
+                longest = max(longest, len(self.token_bytes(token_id)))
+        return longest
 
     def _encode(self, text: str, names: Iterable[tuple[int, int]], max_tokens: int | None) -> list[int]:
         if max_tokens is not None:
