@@ -64,6 +64,9 @@ class ChatMessage:
         has_content = "content" in message or bool(message.get("tool_calls"))
         if "role" not in message or not has_content:
             raise RequestRefused("a message needs `role` and `content`")
+        for name in message:
+            if not isinstance(name, str):
+                raise RequestRefused(f"a message has a field {name!r:.80}, which is no text")
         values = {name: message.get(name) for name in _OWN_FIELDS}
         extra = {name: value for name, value in message.items() if name not in values}
         return ChatMessage(**values, extra=extra)  # type: ignore[arg-type]  # the constructor checks every field
