@@ -142,7 +142,7 @@ class Tokenizer:
         yield from self._encode_plain(text[position:], max_tokens)
 
     def _encode_plain(self, text: str, max_tokens: int | None) -> Iterator[list[int]]:
-        for part in parts(text):
+        for part in parts(text, SCHEMES[self._data.pre].splits_digits):
             encoding = self._encode_part(part)
             if max_tokens is not None and len(encoding) > max_tokens:
                 raise _too_long(f"it has more than {max_tokens} tokens", max_tokens)

@@ -135,7 +135,7 @@ def test_a_template_that_refuses_or_fails_is_an_invalid_request_with_its_words(t
     "template",
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{% for j in range(99999) %}x{% if j %}{% continue %}{% endif %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% continue %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         "{% for i in range(60) recursive %}{% if loop.depth < 60 %}{{ loop(range(60)) }}{% endif %}{% endfor %}",
     ],
