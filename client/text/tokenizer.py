@@ -178,12 +178,11 @@ def _build(data: TokenizerData) -> tokenizers.Tokenizer:
 
 
 def _vocabulary(data: TokenizerData, merged: Container[str]) -> dict[str, int]:
-    """What plain text can become: no control token, unless others are merged by way of it."""
-    return {
-        token: token_id
-        for token_id, token in enumerate(data.tokens)
-        if data.token_types[token_id] not in HIDDEN_TYPES or token in merged or len(token) == 1
-    }
+    """What plain text can become: a control token only where nothing else is spelled so, and it cannot do without."""
+    ids = list(enumerate(data.tokens))
+    plain = {token: token_id for token_id, token in ids if data.token_types[token_id] not in HIDDEN_TYPES}
+    needed = {token: token_id for token_id, token in ids if token in merged or len(token) == 1}
+    return needed | plain
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
