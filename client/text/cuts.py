@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-_PART_CHARS = 2048
+_PART_CHARS = 1024
 # In each scheme of `pretokenizer` a piece ends between the two characters, whatever is before and after them: at a
 # space that follows something printed, at ASCII punctuation or white space that follows an ASCII letter or digit, and
 # at the punctuation of Chinese and Japanese that follows one of their letters. None composes with what is before it.
@@ -19,7 +19,7 @@ _CUT_OR_DIGIT = re.compile(_ANYWHERE + r"|(?<=[0-9])(?=[0-9])")
 
 
 def parts(text: str, splits_digits: bool) -> Iterator[str]:
-    """Yields `text` in parts of about two thousand characters; longer where it has no place to cut.
+    """Yields `text` in parts of about a thousand characters; longer where it has no place to cut.
 
     `splits_digits`: the scheme makes a piece of each digit.
     """

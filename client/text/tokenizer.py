@@ -17,7 +17,7 @@ from stagewire.wire.errors import ErrorCode, ModelError, RequestRefused
 
 _BYTE = 6  # GGUF's token type
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_BATCH_CHARS = 8192
+_BATCH_CHARS = 2048
 # No canonical composition makes one character of one byte out of more than three of them.
 _NFC_SHRINKS = 3
 
