@@ -23,7 +23,7 @@ from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
-    from stagewire.client.text.template import ChatMessage
+    from stagewire.client.text.message import ChatMessage
 
 __all__ = [
     "AsyncClient",
@@ -61,7 +61,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # Needs the extra `text`, which whoever speaks in token ids does without.
     if name == "ChatMessage":
-        from stagewire.client.text.template import ChatMessage  # noqa: PLC0415
+        from stagewire.client.text.message import ChatMessage  # noqa: PLC0415
 
         return ChatMessage
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,11 +16,11 @@ from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
 if TYPE_CHECKING:
-    from stagewire.client.text.template import ChatMessage
+    from stagewire.client.text.message import ChatMessage
     from stagewire.client.text.tokenizer import Tokenizer
     from stagewire.wire.card import ModelCard
 
-Message: TypeAlias = "ChatMessage | Mapping[str, str]"
+Message: TypeAlias = "ChatMessage | Mapping[str, object]"
 _MAX_TOKEN_ID = 2**31 - 1
 _SEED_BITS = 63
 
@@ -32,7 +32,8 @@ class GenerateOptions(TypedDict, total=False):
     user; where the model has no chat template, or with `raw`, the model continues the text as it is.
 
     Attributes:
-        messages: `ChatMessage`s, or mappings with `role` and `content`.
+        messages: `ChatMessage`s, or mappings with `role`, `content` and what else the template knows. What they hold
+            is text: the names of control tokens in it are characters like others.
         prompt_token_ids: a prompt in tokens; the answer then has no text unless `stop` or `detokenize` asks for it.
         sampling: see `SamplingParams`; None takes the model's own, `ModelCard.sampling`. `Result.sampling` tells.
         raw: no chat template: the model continues the text.
@@ -124,22 +125,21 @@ class Prompt:
         """The prompt in tokens.
 
         Raises:
-            RequestRefused: the template cannot take the messages.
+            RequestRefused: the template cannot take the messages; CONTEXT_OVERFLOW, a text has more tokens than the
+                model's context.
         """
         if self.prompt_token_ids is not None:
             return [*self.prompt_token_ids]
         assert card is not None
         assert tokenizer is not None
+        context = card.config.context_length
         if self.text is not None and (self.raw or card.chat_template is None):
-            return tokenizer.encode(self.text, as_prompt=True)
-        from stagewire.client.text.template import ChatMessage, ChatTemplate  # noqa: PLC0415  needs the extra `text`
+            return tokenizer.encode(self.text, as_prompt=True, max_tokens=context)
+        from stagewire.client.text.chat import Chat  # noqa: PLC0415  needs the extra `text`
 
-        if self.text is not None:
-            messages = [ChatMessage("user", self.text)]
-        else:
-            messages = [_message(message) for message in self.messages or ()]
-        rendered = ChatTemplate(card).render(messages, self.add_generation_prompt)
-        return tokenizer.encode(rendered, parse_special=True)
+        given = [{"role": "user", "content": self.text}] if self.text is not None else self.messages or ()
+        messages = [_message(number, message) for number, message in enumerate(given)]
+        return Chat(card, tokenizer).token_ids(messages, self.add_generation_prompt, context)
 
     def request(self, session_id: str, model: str | None, token_ids: list[int], card: ModelCard | None) -> Generate:
         """The message, under a random id; `card` says how to sample where the caller does not."""
@@ -204,12 +204,14 @@ def _check_ids(name: str, token_ids: Sequence[int]) -> None:
             raise RequestRefused(detail, ErrorCode.TOKEN_OUT_OF_VOCABULARY)
 
 
-def _message(message: Message) -> ChatMessage:
-    from stagewire.client.text.template import ChatMessage  # noqa: PLC0415  needs the extra `text`
+def _message(number: int, message: Message) -> ChatMessage:
+    from stagewire.client.text.message import ChatMessage  # noqa: PLC0415  needs the extra `text`
 
     if isinstance(message, ChatMessage):
         return message
+    if not isinstance(message, Mapping):
+        raise RequestRefused(f"messages[{number}] is no message but {type(message).__name__}")
     try:
-        return ChatMessage(message["role"], message["content"])
-    except (KeyError, TypeError) as error:
-        raise RequestRefused("a message needs `role` and `content`") from error
+        return ChatMessage.of(message)
+    except RequestRefused as error:
+        raise RequestRefused(f"messages[{number}]: {error.detail}", error.code) from None

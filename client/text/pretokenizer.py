@@ -22,12 +22,14 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 class Scheme:
     """A way to split.
 
-    `ignore_merges`: a piece that is a token as a whole is taken as it is. `normalize`: to NFC first.
+    `ignore_merges`: a piece that is a token as a whole is taken as it is. `normalize`: to NFC first. `splits_digits`:
+    each digit is a piece of its own.
     """
 
     build: Callable[[], PreTokenizer]
     ignore_merges: bool = False
     normalize: bool = False
+    splits_digits: bool = False
 
     def normalizer(self) -> NFC | None:
         return NFC() if self.normalize else None
@@ -49,7 +51,7 @@ def _pattern(pattern: str) -> PreTokenizer:
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "gpt-2": Scheme(_byte_level),
-        "smollm": Scheme(_digits_and_byte_level),
+        "smollm": Scheme(_digits_and_byte_level, splits_digits=True),
         "llama-bpe": Scheme(lambda: _pattern(_LLAMA3), ignore_merges=True),
         "qwen2": Scheme(lambda: _pattern(_QWEN2), normalize=True),
     }

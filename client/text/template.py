@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
-from typing import NoReturn
 
 import jinja2
-import jinja2.ext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from stagewire.client.text.message import ChatMessage, Fields
+from stagewire.client.text.sandbox import Sandbox
 from stagewire.wire.card import ModelCard
 from stagewire.wire.errors import RequestRefused
 
@@ -19,30 +15,17 @@ from stagewire.wire.errors import RequestRefused
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     LookupError,
-    RecursionError,
+    MemoryError,
+    NameError,
+    RuntimeError,
+    SyntaxError,
     TypeError,
     ValueError,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    """One message of a conversation. `role` is what the model's template knows: system, user, assistant.
-
-    Raises:
-        RequestRefused: INVALID_REQUEST, on construction, naming the field.
-    """
-
-    role: str
-    content: str
-
-    def __post_init__(self) -> None:
-        _check_text("role", self.role)
-        _check_text("content", self.content)
-        if not self.role:
-            raise RequestRefused("a message's role is empty")
+_PROBE = "xyzzy plugh"
 
 
 class ChatTemplate:
@@ -55,49 +38,57 @@ class ChatTemplate:
     def __init__(self, card: ModelCard) -> None:
         if card.chat_template is None:
             raise RequestRefused(f"the model {card.name!r} has no chat template; send text or token ids instead")
+        self.source = card.chat_template
         self._special_tokens = _special_tokens(card)
+        self._sandbox = Sandbox()
         try:
-            self._template = _environment().from_string(card.chat_template)
+            self._template = self._sandbox.compiled(card.chat_template)
         except _TEMPLATE_FAULTS as error:
             raise RequestRefused(f"the chat template of {card.name!r} is damaged: {error}") from None
 
     def render(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
         """Returns the prompt, ending where the model's answer begins if `add_generation_prompt`.
 
-        Control tokens are in it by name: encode it with `parse_special`.
+        Control tokens are in it by name; so are their names in the messages, if there are any. `Chat` tells them
+        apart.
 
         Raises:
             RequestRefused: INVALID_REQUEST, there are no messages, or the template refuses them; its words.
         """
+        return self.render_fields([message.fields() for message in messages], add_generation_prompt)
+
+    def render_fields(self, messages: Sequence[Fields], add_generation_prompt: bool) -> str:
+        """As `render`, of messages as a template is given them.
+
+        Raises:
+            RequestRefused: as `render`.
+        """
         if not messages:
             raise RequestRefused("messages is empty; a chat needs one at least")
+        self._sandbox.restart(sum(len(str(message.get("content"))) for message in messages))
         try:
-            return self._template.render(
-                messages=[asdict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+            return "".join(
+                self._sandbox.written(piece)
+                for piece in self._template.generate(
+                    messages=messages,
+                    tools=None,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._special_tokens,
+                )
             )
         except _TEMPLATE_FAULTS as error:
-            raise RequestRefused(f"the chat template refused the messages: {error}") from None
+            words = str(error) or type(error).__name__
+            raise RequestRefused(f"the chat template refused the messages: {words}") from None
 
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    # The settings and names that templates are written for: those of Hugging Face transformers.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # a prompt is not HTML
-        extensions=[jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _check_text(name: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise RequestRefused(f"a message's {name} is a text, not {type(value).__name__}")
+    def reads_parts(self) -> bool:
+        """Whether it takes a content in parts apart; else it wants one text."""
+        content: Fields = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        try:
+            written = self.render_fields([content], add_generation_prompt=False)
+        except RequestRefused:
+            return False
+        return _PROBE in written and "'type'" not in written and '"type"' not in written
 
 
 def _special_tokens(card: ModelCard) -> dict[str, str]:
@@ -106,16 +97,3 @@ def _special_tokens(card: ModelCard) -> dict[str, str]:
     tokens, bos, eos = card.tokenizer.tokens, card.tokenizer.bos_token_id, card.tokenizer.eos_token_id
     named = {"bos_token": bos, "eos_token": eos}
     return {name: tokens[token_id] for name, token_id in named.items() if token_id is not None}
-
-
-def _to_json(value: object, indent: int | None = None) -> str:
-    # Not jinja2's own filter, which escapes for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(format_: str) -> str:
-    return datetime.now().astimezone().strftime(format_)

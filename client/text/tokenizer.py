@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import tokenizers
 from tokenizers.models import BPE
 
+from stagewire.client.text.chat_text import ChatText
+from stagewire.client.text.cuts import parts
 from stagewire.client.text.pretokenizer import SCHEMES
+from stagewire.client.text.special_names import HIDDEN_TYPES, USER_DEFINED, SpecialNames
 from stagewire.wire.card import ModelCard, TokenizerData
 from stagewire.wire.errors import ErrorCode, ModelError, RequestRefused
 
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # GGUF's token types
-_HIDDEN_TYPES = frozenset({_UNKNOWN, _CONTROL})
+_BYTE = 6  # GGUF's token type
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BATCH_CHARS = 2048
+# No canonical composition makes one character of one byte out of more than three of them.
+_NFC_SHRINKS = 3
 
 
 class Tokenizer:
@@ -31,16 +36,15 @@ class Tokenizer:
         self._data = card.tokenizer
         self._vocab_size = card.config.vocab_size
         self._bpe = _build(self._data)
-        self._all_specials = _specials_pattern(self._data, frozenset({_UNKNOWN, _CONTROL, _USER_DEFINED}))
-        self._user_defined = _specials_pattern(self._data, frozenset({_USER_DEFINED}))
-        self._special_ids = {
-            token: token_id
-            for token_id, token in enumerate(self._data.tokens)
-            if self._data.token_types[token_id] in _HIDDEN_TYPES | {_USER_DEFINED}
-        }
+        self.names = SpecialNames(self._data)
+        self._longest_bytes = self._longest_token() * (_NFC_SHRINKS if SCHEMES[self._data.pre].normalize else 1)
 
-    def encode(self, text: str, parse_special: bool = False, as_prompt: bool = False) -> list[int]:
+    def encode(
+        self, text: str, parse_special: bool = False, as_prompt: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
         """Returns the token ids of `text`.
+
+        Other threads go on meanwhile: a part of the text is encoded at a time.
 
         Args:
             text: any text; the empty one has no tokens.
@@ -48,18 +52,36 @@ class Tokenizer:
                 for bare text of a user, who could then speak for the model.
             as_prompt: whether to begin with the vocabulary's start token, where the model expects one and
                 the text does not already begin with it.
+            max_tokens: what the model can take. A text that must have more is not encoded to its end, or not at all.
 
         Raises:
-            RequestRefused: INVALID_REQUEST, the text holds a lone surrogate.
+            RequestRefused: INVALID_REQUEST, the text holds a lone surrogate; CONTEXT_OVERFLOW, it has more than
+                `max_tokens`.
         """
-        ids: list[int] = []
-        pattern = self._all_specials if parse_special else self._user_defined
-        for piece, is_special in _split(text, pattern):
-            ids += [self._special_ids[piece]] if is_special else self._encode_plain(piece)
+        names = self.names.all if parse_special else self.names.added
+        ids = self._encode(text, names.spans(text), max_tokens)
         bos = self._data.bos_token_id
         if as_prompt and self._data.add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def encode_chat(self, chat: ChatText, max_tokens: int | None = None) -> list[int]:
+        """Returns the token ids of what a template wrote: control tokens where it wrote their names itself.
+
+        Raises:
+            RequestRefused: as `encode`.
+        """
+        return self._encode(chat.text, chat.spans(self.names), max_tokens)
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Tells from the size of `text` alone that it must have more than `max_tokens`.
+
+        Raises:
+            RequestRefused: CONTEXT_OVERFLOW.
+        """
+        most = max_tokens * self._longest_bytes
+        if len(text) > most or (4 * len(text) > most and len(text.encode(errors="surrogatepass")) > most):
+            raise _too_long(f"a text of {len(text)} characters", max_tokens)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Returns the text of `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -82,7 +104,7 @@ class Tokenizer:
         if token_id >= len(self._data.tokens):
             return b""
         token, kind = self._data.tokens[token_id], self._data.token_types[token_id]
-        if kind in _HIDDEN_TYPES or kind == _USER_DEFINED:
+        if kind in HIDDEN_TYPES or kind == USER_DEFINED:
             return token.encode()
         if kind == _BYTE and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
@@ -90,13 +112,48 @@ class Tokenizer:
 
     def visible_bytes(self, token_id: int) -> bytes:
         """As `token_bytes`, but a control token has none: what a reader of the answer should see."""
-        if 0 <= token_id < len(self._data.tokens) and self._data.token_types[token_id] in _HIDDEN_TYPES:
+        if 0 <= token_id < len(self._data.tokens) and self._data.token_types[token_id] in HIDDEN_TYPES:
             return b""
         return self.token_bytes(token_id)
 
-    def _encode_plain(self, text: str) -> list[int]:
+    def _longest_token(self) -> int:
+        longest = 0
+        for token_id, token in enumerate(self._data.tokens):
+            if 4 * len(token) > longest:  # else it has fewer bytes
+                longest = max(longest, len(self.token_bytes(token_id)))
+        return longest
+
+    def _encode(self, text: str, names: Iterable[tuple[int, int]], max_tokens: int | None) -> list[int]:
+        if max_tokens is not None:
+            self.check_length(text, max_tokens)
+        ids: list[int] = []
+        for part in self._parts(text, names, max_tokens):
+            ids += part
+            if max_tokens is not None and len(ids) > max_tokens:
+                raise _too_long(f"it has more than {max_tokens} tokens", max_tokens)
+        return ids
+
+    def _parts(self, text: str, names: Iterable[tuple[int, int]], max_tokens: int | None) -> Iterator[list[int]]:
+        position = 0
+        for start, end in names:
+            yield from self._encode_plain(text[position:start], max_tokens)
+            yield [self.names.ids[text[start:end]]]
+            position = end
+        yield from self._encode_plain(text[position:], max_tokens)
+
+    def _encode_plain(self, text: str, max_tokens: int | None) -> Iterator[list[int]]:
+        for part in parts(text, SCHEMES[self._data.pre].splits_digits):
+            encoding = self._encode_part(part)
+            if max_tokens is not None and len(encoding) > max_tokens:
+                raise _too_long(f"it has more than {max_tokens} tokens", max_tokens)
+            yield encoding.ids
+
+    def _encode_part(self, part: str) -> tokenizers.Encoding:
         try:
-            return self._bpe.encode(text, add_special_tokens=False).ids
+            if len(part) <= _BATCH_CHARS:
+                return self._bpe.encode(part, add_special_tokens=False)
+            # Without a place to cut. This lets other threads run meanwhile, which `encode` does not.
+            return self._bpe.encode_batch_fast([part], add_special_tokens=False)[0]
         except (UnicodeEncodeError, TypeError):  # what the library makes of a lone surrogate
             raise RequestRefused("the text is not valid Unicode: it holds a lone surrogate") from None
 
@@ -108,8 +165,8 @@ def _build(data: TokenizerData) -> tokenizers.Tokenizer:
         known = ", ".join(SCHEMES)
         raise _unsupported(f"the text splitter {data.pre!r:.80} is not supported (supported: {known})")
     scheme = SCHEMES[data.pre]
-    vocabulary = {token: token_id for token_id, token in enumerate(data.tokens)}
     merges = [_split_merge(merge) for merge in data.merges]
+    vocabulary = _vocabulary(data, {left + right for left, right in merges})
     try:
         bpe = tokenizers.Tokenizer(BPE(vocabulary, merges, ignore_merges=scheme.ignore_merges))
     except Exception as error:  # noqa: BLE001  # the library raises plain Exception for an unknown merge
@@ -120,30 +177,19 @@ def _build(data: TokenizerData) -> tokenizers.Tokenizer:
     return bpe
 
 
+def _vocabulary(data: TokenizerData, merged: Container[str]) -> dict[str, int]:
+    """What plain text can become: a control token only where nothing else is spelled so, and it cannot do without."""
+    ids = list(enumerate(data.tokens))
+    plain = {token: token_id for token_id, token in ids if data.token_types[token_id] not in HIDDEN_TYPES}
+    needed = {token: token_id for token_id, token in ids if token in merged or len(token) == 1}
+    return needed | plain
+
+
 def _split_merge(merge: str) -> tuple[str, str]:
     left, space, right = merge.partition(" ")
     if not (left and space and right):
         raise _unsupported(f"the vocabulary has a merge that is not two tokens: {merge!r:.80}")
     return left, right
-
-
-def _specials_pattern(data: TokenizerData, types: frozenset[int]) -> re.Pattern[str] | None:
-    names = {token for token, kind in zip(data.tokens, data.token_types, strict=True) if kind in types and token}
-    # The longest first: where one name begins with another, the longer one is meant.
-    ordered = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(re.escape(name) for name in ordered)) if ordered else None
-
-
-def _split(text: str, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
-    """Yields the text's pieces in order, none of them empty, each with whether `pattern` matched it."""
-    position = 0
-    for match in pattern.finditer(text) if pattern else ():
-        if match.start() > position:
-            yield text[position : match.start()], False
-        yield match.group(), True
-        position = match.end()
-    if position < len(text):
-        yield text[position:], False
 
 
 def _byte_of_character() -> Mapping[str, bytes]:
@@ -159,3 +205,8 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 
 def _unsupported(detail: str) -> ModelError:
     return ModelError(f"{detail}; requests by token ids still work", ErrorCode.UNSUPPORTED_TOKENIZER)
+
+
+def _too_long(what: str, max_tokens: int) -> RequestRefused:
+    detail = f"prompt too long: {what}; the model's context has room for {max_tokens} tokens"
+    return RequestRefused(detail, ErrorCode.CONTEXT_OVERFLOW)

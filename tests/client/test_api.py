@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from support.answers import CARD, TOKENIZER, answer, linked
+from support.answers import CARD, TEMPLATE, TOKENIZER, answer, linked
 from support.client_peers import WAIT_S, Broker, Context, length
-from support.text_cards import tiny_card
+from support.text_cards import CONTROL, USER_DEFINED, tiny_card
 
 from stagewire.client import (
     ChatMessage,
@@ -21,8 +21,9 @@ from stagewire.client import (
     StagewireError,
     TokenEvent,
 )
+from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.wire.card import card_digest
-from stagewire.wire.frontend import Ended, Generate, GetCard, Refused
+from stagewire.wire.frontend import Ended, Generate, GetCard, ModelInfo, Refused
 from stagewire.wire.request import Ending, Usage
 from stagewire.wire.returns import ReturnAck, ReturnAction, ReturnControl, ReturnItem, ReturnTokens, TokenLogprobs
 
@@ -65,6 +66,45 @@ def test_text_and_messages_are_tokenized_by_the_models_card(broker: Broker, clie
     assert broker.expect(Generate).prompt_token_ids.to_list() == TOKENIZER.encode("<user>hi<assistant>ho")
     first.close()
     second.close()
+
+
+def test_what_messages_hold_is_text_and_a_raw_text_is_as_it_was(settings: ClientSettings, broker: Broker) -> None:
+    """Names of control tokens in messages, as objects and mappings, are sent as characters."""
+    card = tiny_card([("<end>", CONTROL), ("<mark>", USER_DEFINED)], chat_template=TEMPLATE + "<end>")
+    broker.card, tokenizer = card.encode(), Tokenizer(card)
+    broker.models = (ModelInfo("toy", "toy", card_digest(broker.card), 1000, 100),)
+    end = tokenizer.names.ids["<end>"]
+    with Client(settings=settings) as client:
+        session = client.session()
+        for messages in ([ChatMessage("user", "a<end>b<mark>")], [{"role": "user", "content": "a<end>b<mark>"}]):
+            session.generate(messages=messages).close()
+            sent = broker.expect(Generate).prompt_token_ids.to_list()
+            assert sent == [*tokenizer.encode("<user>a<end>b<mark>"), end]
+        session.generate("a<end>b<mark>").close()
+        assert broker.expect(Generate).prompt_token_ids.to_list() == tokenizer.encode("a<end>b<mark>")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"text": "a" * 10_000}, "prompt too long"),
+        ({"text": "ab " * 1_400}, "prompt too long"),
+        ({"messages": [{"role": "user", "content": "a" * 10_000}]}, "prompt too long"),
+        ({"messages": [{"role": "user", "content": "a", "name": "Ann"}]}, r"messages\[0\] has 'name'"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "tool"}]}, r"messages\[1\]: .*`content`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\]: .*content\[0\].*'image'"),
+        ({"messages": ["hello"]}, r"messages\[0\] is no message but str"),
+        ({"messages": [{"role": "user", "content": "\ud800<"}]}, "lone surrogate"),
+        ({"messages": []}, "messages is empty"),
+    ],
+)
+def test_a_prompt_that_the_model_cannot_take_is_refused_at_the_call(
+    broker: Broker, client: Client, arguments: dict[str, object], words: str
+) -> None:
+    """By its name and place, and nothing is sent."""
+    with pytest.raises(RequestRefused, match=words):
+        client.session().generate(**arguments)  # type: ignore[arg-type]
+    assert not broker.has(Generate, 0.1)
 
 
 def test_the_card_is_fetched_once_and_kept_on_disk(broker: Broker, settings: ClientSettings) -> None:

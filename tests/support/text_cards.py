@@ -42,7 +42,7 @@ def tiny_card(
         head_dim=8,
         intermediate_size=8,
         vocab_size=len(tokens) + padding,
-        context_length=8,
+        context_length=4096,
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         rope_dim=8,

@@ -124,6 +124,15 @@ def test_llama3_takes_a_piece_that_is_a_token_without_merges_and_qwen2_composes_
     assert qwen2.encode("e\N{COMBINING ACUTE ACCENT}") == qwen2.encode("é")
 
 
+@pytest.mark.parametrize("name", ["abc", "Ġabc", "!!", "a"])
+def test_a_piece_of_text_that_is_spelled_like_a_control_token_is_none(name: str) -> None:
+    """Though a scheme takes a piece that is a token as a whole."""
+    tokenizer = Tokenizer(tiny_card([(name, CONTROL)], pre="llama-bpe"))
+    text = name.replace("Ġ", " ")
+    assert 256 not in tokenizer.encode(f"{text} {text}")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def card_with(card: ModelCard, **changes: object) -> ModelCard:
     assert card.tokenizer is not None
     return replace(card, tokenizer=replace(card.tokenizer, **changes))  # type: ignore[arg-type]
