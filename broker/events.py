@@ -166,6 +166,7 @@ class PushStart:
 class PushCancel:
     epoch: Epoch
     request_id: str
+    stop_after: int | None = None
 
 
 Instruction: TypeAlias = (

@@ -195,8 +195,8 @@ class BrokerLoop:
                 self._feeds.pop(epoch).close(0)
             case PushStart(epoch, request_id):
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
-            case PushCancel(epoch, request_id):
-                return self._push(epoch, CancelRequest(request_id))
+            case PushCancel(epoch, request_id, stop_after):
+                return self._push(epoch, CancelRequest(request_id, stop_after))
             case Note():
                 instruction.write(log)
         return None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stagewire.client.core import events
-from stagewire.client.core.events import DeliverEnding
+from stagewire.client.core.events import DeliverEnding, DeliverTokens
 from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.links.loop import ClientLoop
 from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
@@ -67,9 +67,12 @@ class Transcript:
         return text
 
     def result(self, ending: Ending, timings: Timings, refused: bool = False) -> Result:
-        """The result, whose usage counts the tokens that are kept."""
+        """The result, whose usage counts the tokens that are kept.
+
+        A stop string that was found ends the answer, however the pipeline ended meanwhile.
+        """
         usage = Usage(self._num_prompt_tokens, self.num_tokens, ending.usage.cached_tokens)
-        reason = ending.finish_reason
+        reason = ending.finish_reason if self.stop_reason is None else FinishReason.STOP
         error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
         return Result(
@@ -101,12 +104,15 @@ class Answer:
         return self.result is not None and not self._waiting
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take what came; what comes after a stop string, or after the result, is dropped."""
+        """Take what came; tokens after a stop string, and all after the result, are dropped."""
         if self.result is not None:
             return
         if isinstance(delivery, DeliverEnding):
             self._finish(delivery)
-            return
+        elif self._transcript.stop_reason is None:
+            self._take(delivery)
+
+    def _take(self, delivery: DeliverTokens) -> None:
         logprobs = delivery.logprobs or (None,) * len(delivery.token_ids)
         for token_id, logprob in zip(delivery.token_ids, logprobs, strict=True):
             try:
@@ -115,7 +121,8 @@ class Answer:
                 self._end_here(FinishReason.FAILED, ErrorCode.PROTOCOL_ERROR, error.detail)
                 return
             if self._transcript.stop_reason is not None:
-                self._end_here(FinishReason.STOP)
+                # The ending still comes, with what the pipeline knows of it, or, after a while, without.
+                self._loop.post(events.StopRequest(self._request_id, self._transcript.num_tokens))
                 return
 
     def _end_here(self, reason: FinishReason, code: ErrorCode | None = None, detail: str = "") -> None:

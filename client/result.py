@@ -84,7 +84,7 @@ class Timings:
 
     `accepted_s`: admitted by the broker; `dispatched_s`: given to a pipeline; `first_token_s`, `total_s`: arrived here.
     `parts` says where `total_s` went. There is none, and there are no stages, where the pipeline's own ending did not
-    come: after a stop string, which is found here, a cancel that did not wait, or a failure.
+    come: after a cancel that did not wait, or a failure.
     """
 
     accepted_s: float | None

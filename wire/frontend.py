@@ -61,9 +61,13 @@ class Generate(Message):
 @message(4)
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """End a request; the tokens that it has delivered stay valid. Unknown ids are ignored."""
+    """End a request; the tokens that it has delivered stay valid. Unknown ids are ignored.
+
+    `stop_after` as in `ReturnControl`: a stop string ends it.
+    """
 
     request_id: str
+    stop_after: int | None = None
 
 
 @message(5)

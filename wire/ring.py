@@ -55,9 +55,13 @@ class StartRequest(Message):
 @message(102)
 @dataclass(frozen=True, slots=True)
 class CancelRequest(Message):
-    """End a request; from the broker, or from the tail when the client asked on the return link."""
+    """End a request; from the broker, or from the tail when the client asked on the return link.
+
+    With `stop_after` as STOP, after so many tokens, else as CANCELLED.
+    """
 
     request_id: str
+    stop_after: int | None = None
 
 
 # --- the feed: stages to head ---
@@ -256,12 +260,16 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The head ends a sequence: the tail writes this ending unless it has written one."""
+    """The head ends a sequence: the tail writes this ending unless it has written one.
+
+    Of the tokens drawn so far the first `stop_after` are the answer; None: all.
+    """
 
     seq_id: int
     finish_reason: FinishReason
     code: ErrorCode | None = None
     detail: str = ""
+    stop_after: int | None = None
 
 
 @message(120)

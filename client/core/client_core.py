@@ -22,6 +22,7 @@ from stagewire.client.core.events import (
     OfferBound,
     OfferFailed,
     SendBroker,
+    StopRequest,
     Submit,
     Tick,
 )
@@ -98,6 +99,8 @@ class ClientCore:
                 return self._requests.submit(event.generate, now)
             case CancelRequest():
                 return self._requests.cancel(event.request_id, event.discard, now)
+            case StopRequest():
+                return self._requests.stop(event, now)
             case HoldRequest():
                 return self._requests.hold(event.request_id, event.paused)
             case Consumed():

@@ -11,12 +11,16 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import Ending
 
 MAX_GAPS = 8
+STOP_S = 5.0
+"""So long the pipeline's ending is waited for where a stop string has completed the answer."""
 
 
 def overdue_ending(
     request: ClientRequest, broker: BrokerLink, links: ReturnLinks, settings: ClientSettings, now: float
 ) -> Ending | None:
     """The ending to write for a live request, or None while there is hope."""
+    if request.stopped_at is not None and now - request.stopped_at >= STOP_S:
+        return request.stopped()
     if request.num_gaps > MAX_GAPS:
         detail = f"its tokens came with wrong numbers {request.num_gaps} times"
         return request.failed(ErrorCode.PROTOCOL_ERROR, detail)

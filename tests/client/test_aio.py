@@ -26,7 +26,7 @@ def test_asyncio_gives_the_same_events_and_result(context: Context, broker: Brok
         assert [info.name for info in await client.models()] == ["toy"]
         generation = await client.session().generate("hi", stop="END")
         tail = await asyncio.to_thread(linked, context, broker)
-        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("so END and"))
+        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("so END and"), ending=length(10))
         assert "".join([event.text async for event in generation]) == "so "
         assert generation.result.stop_reason == "END"
         with pytest.raises(RequestRefused):

@@ -23,8 +23,9 @@ from stagewire.client import (
 )
 from stagewire.wire.card import card_digest
 from stagewire.wire.frontend import Ended, Generate, GetCard, Refused
-from stagewire.wire.request import Ending, Usage
+from stagewire.wire.request import CacheStatistics, Ending, StageTiming, Usage
 from stagewire.wire.returns import ReturnAck, ReturnAction, ReturnControl, ReturnItem, ReturnTokens, TokenLogprobs
+from stagewire.wire.timing import RequestTiming
 
 pytestmark = pytest.mark.processes
 
@@ -137,25 +138,64 @@ def test_logprobs_come_with_their_tokens(context: Context, broker: Broker, clien
 def test_a_stop_string_that_spans_tokens_ends_the_answer(
     context: Context, broker: Broker, client: Client, stop: str | Sequence[str]
 ) -> None:
-    """Text before it, tokens up to the one that completed it, whatever still comes; upstream is cancelled."""
+    """Text before it, tokens up to the one that completed it, whatever still comes; upstream is told how many."""
     generation = client.session().generate("hi", stop=stop)
     tail = linked(context, broker)
     token_ids = TOKENIZER.encode("so END and on")
     tail.tokens(generation.request_id, 0, *token_ids[:4])
     assert [next(generation).text for _ in range(4)] == ["s", "o", " ", ""]
     tail.tokens(generation.request_id, 4, *token_ids[4:])
-    assert "".join(event.text for event in generation) == ""
+    assert [next(generation).text for _ in range(2)] == ["", ""]
+    with pytest.raises(TimeoutError):
+        generation.wait(0.05)
+    assert tail.expect(ReturnControl) == ReturnControl(generation.request_id, ReturnAction.CANCEL, stop_after=6)
+    tail.tokens(generation.request_id, len(token_ids), ending=told(FinishReason.STOP, len(token_ids)))
+    assert list(generation) == []
     result = generation.result
     assert (result.text, list(result.token_ids)) == ("so ", token_ids[:6])
     assert (result.finish_reason, result.stop_reason) == (FinishReason.STOP, "END")
-    assert result.usage.completion_tokens == 6
-    assert tail.expect(ReturnControl).action is ReturnAction.CANCEL
-    tail.tokens(
-        generation.request_id, len(token_ids), ending=Ending(FinishReason.CANCELLED, len(token_ids), Usage(2, 3))
-    )
     while not any(one.ended for one in tail.expect(ReturnAck).items):
         pass
     assert generation.result == result
+
+
+def told(reason: FinishReason, num_tokens: int) -> Ending:
+    """An ending with all that a pipeline knows."""
+    code = ErrorCode.DECODE_FAILED if reason is FinishReason.FAILED else None
+    timing = RequestTiming(0.0, 0.0, 0.0, 0.0, 0.001, (0.002,), 0.0, 0.0, 0.0, 0.0, 0.0)
+    stages = (StageTiming(0, 3, 0.003, 0.0, 0.0),)
+    cache = CacheStatistics(lookups=1, hits=1)
+    return Ending(reason, num_tokens, Usage(2, num_tokens, 1), stages, code, "broke", cache, 2, timing)
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_after_a_stop_string_the_result_has_all_that_the_pipeline_knows(
+    context: Context, broker: Broker, client: Client, reason: FinishReason
+) -> None:
+    """As if the tail had ended it there, also where the tail came to another end before it heard of it."""
+    generation = client.session().generate("hi", stop="END")
+    tail = linked(context, broker)
+    token_ids = TOKENIZER.encode("an END and on")
+    tail.tokens(generation.request_id, 0, *token_ids, ending=told(reason, len(token_ids)))
+    result = generation.wait(WAIT_S)
+    assert (result.finish_reason, result.stop_reason, result.error) == (FinishReason.STOP, "END", None)
+    assert (result.text, result.usage) == ("an ", Usage(2, 6, 1))
+    assert (result.cache, result.kept_tokens) == (CacheStatistics(lookups=1, hits=1), 2)
+    assert result.timings.stages == told(reason, 0).timings
+    assert result.timings.parts is not None
+    assert sum(seconds for _, seconds in result.timings.parts.rows()) == pytest.approx(result.timings.total_s)
+
+
+def test_leaving_before_the_ending_of_a_stop_string_comes_waits_for_nothing(
+    context: Context, broker: Broker, client: Client
+) -> None:
+    """The answer was complete; upstream has heard so, and of no cancel."""
+    with client.session().generate("hi", stop="!") as generation:
+        tail = linked(context, broker)
+        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("a!"))
+        assert [next(generation).text for _ in range(2)] == ["a", ""]
+    assert (generation.result.finish_reason, generation.result.stop_reason) == (FinishReason.STOP, "!")
+    assert tail.expect(ReturnControl).stop_after == 2
 
 
 def test_token_ids_need_no_tokenizer_and_give_text_if_asked(context: Context, broker: Broker, client: Client) -> None:
