@@ -156,7 +156,13 @@ class Answer:
         return replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
 
     def take_next(self) -> TokenEvent | None:
-        """The next event, acknowledged with being taken; None when none is there."""
+        """The next event, acknowledged with being taken; None when none is there.
+
+        Raises:
+            RequestRefused: OTHER_PROCESS, what is still to come never comes here.
+        """
+        if self.result is None:
+            self._loop.check_process()
         if not self._waiting:
             return None
         event = self._waiting.popleft()
@@ -186,11 +192,13 @@ class Answer:
             self._waiting.clear()
             self._end_here(FinishReason.CANCELLED)
         else:
+            self._loop.check_process()
             self._is_cancelled = True
             self._loop.post(events.CancelRequest(self._request_id, discard=False))
 
     def hold(self, paused: bool) -> None:
         """Pause the request, or let it go on."""
+        self._loop.check_process()
         self._loop.post(events.HoldRequest(self._request_id, paused))
 
 

@@ -44,6 +44,8 @@ class ErrorCode(str, Enum):
     UNSUPPORTED_TENSOR_TYPE = "unsupported_tensor_type"
     UNSUPPORTED_TOKENIZER = "unsupported_tokenizer"
     # This process.
+    CLIENT_CLOSED = "client_closed"
+    OTHER_PROCESS = "other_process"
     INVALID_SETTING = "invalid_setting"
     INVALID_LAYER_RANGE = "invalid_layer_range"
     PORT_IN_USE = "port_in_use"

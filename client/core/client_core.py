@@ -240,7 +240,7 @@ class ClientCore:
 
     def _close(self, now: float) -> list[Instruction]:
         self.is_closed = True
-        out = self._requests.close(now) + self._questions.end_all(ErrorCode.INVALID_REQUEST, "the client was closed")
+        out = self._requests.close(now) + self._questions.end_all(ErrorCode.CLIENT_CLOSED, "this client is closed")
         if self._broker.is_connected:
             out.append(SendBroker(ClientBye()))
         return out + self._links.close()

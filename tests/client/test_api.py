@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 from support.answers import CARD, TOKENIZER, answer, linked
@@ -269,13 +270,31 @@ def test_waiting_is_bounded_and_the_request_goes_on(context: Context, broker: Br
     assert generation.wait(WAIT_S).token_ids == (5,)
 
 
-def test_a_closed_client_takes_no_requests(client: Client) -> None:
-    """And says so."""
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.session().generate(prompt_token_ids=[1]),
+        lambda client: client.session().generate("hi"),
+        lambda client: client.status(),
+        lambda client: client.free_snapshot("rules"),
+        lambda client: client.connect(),
+    ],
+)
+def test_a_closed_client_takes_no_requests(client: Client, ask: Callable[[Client], object]) -> None:
+    """And says so; asking again is of no use."""
     client.close()
-    with pytest.raises(StagewireError):
-        client.session().generate(prompt_token_ids=[1])
-    with pytest.raises(StagewireError):
-        client.status()
+    with pytest.raises(RequestRefused, match="this client is closed") as refused:
+        ask(client)
+    assert (refused.value.code, refused.value.retryable) == (ErrorCode.CLIENT_CLOSED, False)
+
+
+def test_a_question_that_is_open_when_its_client_closes_is_not_asked_again() -> None:
+    """Nor does whoever asked it wait for its time to be up."""
+    client = Client(settings=ClientSettings(endpoint="tcp://127.0.0.1:9"))
+    threading.Timer(0.3, client.close).start()
+    with pytest.raises(StagewireError, match="this client is closed") as closed:
+        client.connect()
+    assert (closed.value.code, closed.value.retryable) == (ErrorCode.CLIENT_CLOSED, False)
 
 
 def test_a_tail_without_sense_fails_only_its_request(context: Context, broker: Broker, client: Client) -> None:
