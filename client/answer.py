@@ -76,8 +76,9 @@ class Transcript:
         error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
         return Result(
-            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens, error
-        )
+            text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens, error,
+            ending.restore_note,
+        )  # fmt: skip
 
 
 class Answer:

@@ -40,7 +40,8 @@ class GenerateOptions(TypedDict, total=False):
         detokenize: give text also where the prompt comes in tokens.
         snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
         restore: a snapshot of this client that must be there; the request goes to the pipeline that has it. As
-            always, what the prompt shares with it is restored, and the rest computed.
+            always, what the prompt shares with it is restored, and the rest computed; `Result.restore_note` says so
+            where that is not all of it.
     """
 
     messages: Sequence[Message] | None

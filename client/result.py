@@ -102,6 +102,7 @@ class Result:
     `cache` is what the stages' caches did in the steps that held the request, also for others in those steps.
     `kept_tokens` is the length of the snapshot that was asked for and is complete.
     `error` is set when it failed; the tokens before it stay valid.
+    `restore_note` says why the snapshot that `restore` names could not be used as a whole; empty if it could.
     """
 
     text: str
@@ -113,6 +114,7 @@ class Result:
     cache: CacheStatistics
     kept_tokens: int
     error: StagewireError | None = None
+    restore_note: str = ""
 
 
 def kept_tokens(result: Result, name: str) -> int:

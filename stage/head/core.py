@@ -253,8 +253,7 @@ class HeadCore:
         sequence = self._by_request.get(cancel.request_id)
         if sequence is not None:
             reason = FinishReason.CANCELLED if cancel.stop_after is None else FinishReason.STOP
-            finish = SequenceFinish(sequence.seq_id, reason, stop_after=cancel.stop_after)
-            self.scheduler.finish(sequence, finish)
+            self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason, stop_after=cancel.stop_after))
         elif cancel.request_id not in self._ended:
             # The table stays in order of time: the first cancel counts.
             self._cancelled.setdefault(cancel.request_id, now)

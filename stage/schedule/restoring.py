@@ -26,6 +26,12 @@ class Restoring:
     def __init__(self, snapshots: Snapshots, lookup: Lookup) -> None:
         self._snapshots, self._lookup = snapshots, lookup
 
+    def note(self, sequence: Sequence) -> None:
+        """As it begins: whether the snapshot that its request names is of use, for the tail to tell in the ending."""
+        request = sequence.request
+        if request.restore is not None and not sequence.is_announced:
+            sequence.restore_note = self._snapshots.why_unused(request.client_id, request.restore, sequence.token_ids)
+
     def choose(self, sequence: Sequence, only_whole: bool) -> Restore | None:
         """The restore with which `sequence` begins in this step, whose releases are done.
 

@@ -197,6 +197,7 @@ class Scheduler:
 
     def _restore(self, builder: StepBuilder, sequence: Sequence, only_whole: bool = False) -> None:
         """Take what is held already, if anything is, and room for one more token."""
+        self._restoring.note(sequence)
         restore = self._restoring.choose(sequence, only_whole)
         if restore and self._make_room(builder, sequence, restore.num_restored + 1):
             self._add(builder, sequence, restore.phase, restore.num_tokens, restore.num_restored, restore.source)

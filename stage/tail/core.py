@@ -214,7 +214,7 @@ class TailCore:
         usage = Usage(request.start.num_prompt_tokens, num_wanted, request.num_cached or 0)
         ending = Ending(
             reason, request.num_generated, usage, request.time.stages(), code, detail, request.cache, request.num_kept,
-            request.time.parts(),
+            request.time.parts(), request.start.restore_note,
         )  # fmt: skip
         self._lines.append(timing_line(request.start, ending))
         self._return(request, sampled, ending, items)

@@ -7,6 +7,12 @@ from support.parent_process import FORK, MULTIPROCESSING, UNHURT, run
 
 pytestmark = pytest.mark.processes
 
+COLLECT = """
+import gc
+global client, session, waiting, async_client
+del client, session, waiting, async_client
+gc.collect()
+"""
 CALLS = {
     "status": "refused(client.status)",
     "models": "refused(client.models)",
@@ -50,8 +56,7 @@ def test_a_process_of_multiprocessing_is_no_different() -> None:
         "waiting.close()",
         "with client:\n    with waiting:\n        pass",
         "asyncio.run(async_client.close())",
-        "import gc\nglobal client, session, waiting, async_client\n"
-        "del client, session, waiting, async_client\ngc.collect()",
+        COLLECT,
         "pass",
     ],
     ids=["close", "close a generation", "with", "asyncio", "collect", "exit"],
