@@ -6,6 +6,7 @@ Where a stop string ends it is decided here. No threads and no clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from stagewire.client.core import events
 from stagewire.client.core.events import DeliverEnding, DeliverTokens
 from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.links.loop import ClientLoop
-from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent, TopLogprob
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import Generate
 from stagewire.wire.request import Ending, FinishReason, Usage
@@ -29,10 +30,14 @@ _NEWS_TOKENS = 64
 class Transcript:
     """Tokens to events and, at the end, to the result.
 
-    `stream` gives the text and finds stop strings; without it there are token ids only.
+    `stream` gives the text and finds stop strings; without it there are token ids only. `text_of` is the text of one
+    token by itself.
     """
 
-    def __init__(self, num_prompt_tokens: int, stream: TextStream | None) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, stream: TextStream | None, text_of: Callable[[int], str] | None = None
+    ) -> None:
+        self._text_of = text_of or (lambda _token_id: "")
         self._num_prompt_tokens, self._stream = num_prompt_tokens, stream
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -58,7 +63,8 @@ class Transcript:
         index = len(self._token_ids) - 1
         if logprobs is None:
             return TokenEvent(token_id, text, index)
-        return TokenEvent(token_id, text, index, logprobs.chosen, logprobs.top)
+        top = tuple(TopLogprob(other, self._text_of(other), logprob) for other, logprob in logprobs.top)
+        return TokenEvent(token_id, text, index, logprobs.chosen, top)
 
     def flush(self) -> str:
         """Text that was held back and now comes after all: there are no more tokens."""
@@ -176,6 +182,12 @@ class Answer:
             self._loop.post(events.Consumed(self._request_id, max(0, num_taken), ended=self.is_over))
         else:
             self._loop.consumed(self._request_id, num_taken)
+
+    def describe(self) -> str:
+        """For people: how far it is."""
+        num_tokens = self._transcript.num_tokens
+        how = "running" if self.result is None else self.result.finish_reason.value
+        return f"{self._request_id[:8]} {how}, {num_tokens} tokens"
 
     def raise_error(self) -> None:
         """Raise what the result says, if it says so."""

@@ -78,6 +78,9 @@ class StagewireError(Exception):
         self.detail = detail
         self.code = code or self.default_code
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.detail!r}, {self.code.value})"
+
     @property
     def retryable(self) -> bool:
         return self.code in RETRYABLE

@@ -122,6 +122,10 @@ class ModelInfo:
     context_length: int
     vocab_size: int
 
+    def __repr__(self) -> str:
+        sizes = f"context_length={self.context_length}, vocab_size={self.vocab_size}"
+        return f"ModelInfo({self.name!r}, {sizes}, digest={self.digest[:12]})"
+
 
 @message(20)
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The head ends a sequence, of `stop_after` tokens or all: the tail writes this ending unless it has written one."""
+    """The head ends a sequence, of `stop_after` tokens or all: the tail writes this ending unless one is written."""
 
     seq_id: int
     finish_reason: FinishReason

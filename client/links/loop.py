@@ -141,6 +141,10 @@ class ClientLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_S)
 
+    def describe(self) -> str:
+        """For people: what there is to say of a client that cannot be used."""
+        return ", of another process" if not self.is_here else ", closed" if self.is_closing else ""
+
     @property
     def is_here(self) -> bool:
         """Whether this is the process that the thread runs in. A forked one has neither it nor, maybe, a free lock."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from support.answers import CARD, TOKENIZER, answer, linked
-from support.client_peers import WAIT_S, Broker, Context, length
+from support.client_peers import CLIENT, WAIT_S, Broker, Context, length
 from support.text_cards import tiny_card
 
 from stagewire.client import (
@@ -21,6 +23,7 @@ from stagewire.client import (
     SamplingParams,
     StagewireError,
     TokenEvent,
+    TopLogprob,
 )
 from stagewire.wire.card import card_digest
 from stagewire.wire.frontend import Ended, Generate, GetCard, Refused
@@ -131,8 +134,27 @@ def test_logprobs_come_with_their_tokens(context: Context, broker: Broker, clien
     tail = linked(context, broker)
     logprobs = (TokenLogprobs(-0.5, ((7, -0.5),)), TokenLogprobs(-1.0, ((8, -1.0),)))
     tail.send(ReturnTokens((ReturnItem(generation.request_id, 0, (7, 8), logprobs, length(2)),)))
-    events = list(generation)
-    assert events == [TokenEvent(7, "", 0, -0.5, ((7, -0.5),)), TokenEvent(8, "", 1, -1.0, ((8, -1.0),))]
+    assert list(generation) == [
+        TokenEvent(7, "", 0, -0.5, (TopLogprob(7, "", -0.5),)),
+        TokenEvent(8, "", 1, -1.0, (TopLogprob(8, "", -1.0),)),
+    ]
+
+
+def test_each_alternative_comes_with_its_own_text(context: Context, broker: Broker, client: Client) -> None:
+    """A letter, half a character, a control token by its name; the chosen one's text may still be held back."""
+    generation = client.session().generate("hi", sampling=SamplingParams(logprobs=3), stop="ab")
+    tail = linked(context, broker)
+    letter, half = TOKENIZER.encode("a")[0], TOKENIZER.encode("é")[0]
+    (control,) = TOKENIZER.encode("<|end|>", parse_special=True)
+    logprobs = (TokenLogprobs(-0.5, ((letter, -0.5), (half, -1.5), (control, -2.5))),)
+    tail.send(ReturnTokens((ReturnItem(generation.request_id, 0, (letter,), logprobs, None),)))
+    event = next(generation)
+    assert (event.text, event.logprob) == ("", -0.5)
+    assert event.top_logprobs == (
+        TopLogprob(letter, "a", -0.5), TopLogprob(half, "\ufffd", -1.5), TopLogprob(control, "<|end|>", -2.5),
+    )  # fmt: skip
+    tail.tokens(generation.request_id, 1, ending=length(1))
+    assert generation.wait(WAIT_S).text == "a"
 
 
 @pytest.mark.parametrize("stop", ["END", ["nothing", "END"]])
@@ -232,6 +254,66 @@ def test_a_failure_in_mid_stream_keeps_what_came_before(context: Context, broker
     assert failed.value.result is not None
     assert failed.value.result.token_ids == (5,)
     assert generation.result is failed.value.result
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (Refused("r", ErrorCode.QUEUE_FULL, "too many"), RequestRefused),
+        (Refused("r", ErrorCode.UNKNOWN_MODEL, "who?"), RequestRefused),
+        (Ended("r", Ending(FinishReason.FAILED, None, Usage(1, 0), (), ErrorCode.STAGE_LOST, "gone")), RequestFailed),
+        (Ended("r", Ending(FinishReason.FAILED, None, Usage(1, 0), (), ErrorCode.NO_PIPELINE, "no")), RequestFailed),
+    ],
+)
+def test_waiting_raises_what_failed_unless_it_is_only_looked_at(
+    broker: Broker, client: Client, said: Refused | Ended, kind: type[StagewireError]
+) -> None:
+    """As iterating does; `check=False` gives the result that says it, before and after."""
+    broker.on_generate = lambda one: [replace(said, request_id=one.request_id)]
+    generation = client.generate(prompt_token_ids=[1])
+    looked_at = generation.wait(WAIT_S, check=False)
+    with pytest.raises(kind) as failed:
+        generation.wait(WAIT_S)
+    assert looked_at.error is failed.value and looked_at.finish_reason is FinishReason.FAILED
+    assert generation.wait(check=False) is generation.result is looked_at
+    if isinstance(failed.value, RequestFailed):
+        assert failed.value.result is looked_at
+
+
+def test_requests_without_a_session_have_one_each(broker: Broker, client: Client) -> None:
+    """So that they spread over pipelines; the model may be named."""
+    generations = [client.generate("hi", model=model) for model in (None, None, "toy")]
+    sent = [broker.expect(Generate) for _ in generations]
+    assert len({one.session_id for one in sent}) == 3
+    assert [one.request_id for one in sent] == [one.request_id for one in generations]
+    assert {one.model for one in sent} == {"toy"}
+    with pytest.raises(RequestRefused) as refused:
+        client.generate("hi", model="other")
+    assert refused.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+def test_what_is_printed_says_what_it_is(context: Context, broker: Broker, client: Client) -> None:
+    """Short enough for a prompt, with no vocabulary and no digest of 64 characters."""
+    assert repr(client) == f"<Client {CLIENT!r} of {broker.endpoint}>"
+    session = client.session("talk")
+    assert repr(session) == f"<Session 'talk' of {client!r}>"
+    assert repr(client.session("talk", "toy")) == f"<Session 'talk' with toy of {client!r}>"
+    assert repr(client.models()) == "(ModelInfo('toy', context_length=1000, vocab_size=100, digest=toy),)"
+    assert repr(client.card()) == "ModelCard('tiny', 1 layers, context_length=8, vocab_size=257)"
+    generation = session.generate("hi", stop="!")
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, *TOKENIZER.encode("a" * 80))
+    next(generation)
+    assert repr(generation) == f"<Generation {generation.request_id[:8]} running, 80 tokens>"
+    tail.tokens(generation.request_id, 80, TOKENIZER.encode("!")[0], ending=length(81))
+    shown = repr(generation.wait(WAIT_S))
+    assert re.fullmatch(
+        rf"Result\('{'a' * 59}…', stop at '!', 81 tokens after 2 prompt tokens \(2 cached\) in \S+ s\)", shown
+    )
+    assert repr(generation) == f"<Generation {generation.request_id[:8]} stop, 81 tokens>"
+    assert repr(RequestRefused("too many", ErrorCode.QUEUE_FULL)) == "RequestRefused('too many', queue_full)"
+    client.close()
+    assert repr(client) == f"<Client {CLIENT!r} of {broker.endpoint}, closed>"
 
 
 def test_a_cancelled_request_ends_with_its_partial_tokens(context: Context, broker: Broker, client: Client) -> None:
