@@ -23,6 +23,8 @@ def check_names(given: Iterable[str], known: Collection[str]) -> None:
     for name in given:
         if name in _SAMPLING:
             raise TypeError(f"generate() has no {name!r}: give it as sampling=SamplingParams({name}=...)")
+        if name == "model":
+            raise TypeError("a session's generate() has no 'model': client.session(model=...) and client.generate have")
         if name not in known:
             alike = get_close_matches(name, known, n=1)
             raise TypeError(f"generate() has no {name!r}" + (f": {alike[0]!r} is meant, maybe" if alike else ""))

@@ -6,7 +6,7 @@ import secrets
 import weakref
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from stagewire.client.answer import Transcript
 from stagewire.client.cards import CardCache, checked_card
@@ -53,6 +53,9 @@ class Client:
 
     def __repr__(self) -> str:
         return f"<Client {self.settings.client_id!r} of {self.settings.endpoint}{self.loop.describe()}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client belongs to the process that made it: make one there")
 
     # --- questions ---
 

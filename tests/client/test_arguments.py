@@ -118,6 +118,11 @@ def test_an_option_that_there_is_not_says_where_it_belongs(name: str, meant: str
     assert str(error.value) == meant
 
 
+def test_a_session_has_a_model_already() -> None:
+    with pytest.raises(TypeError, match=r"client\.session\(model=\.\.\.\)"):
+        asked("a", {"model": "toy"})  # type: ignore[typeddict-unknown-key]
+
+
 @pytest.mark.parametrize("ids", [[5, 6], (5, 6), np.array([5, 6]), range(5, 7), iter([5, 6]), [np.int32(5), 6]])
 def test_token_ids_may_come_as_any_integers(ids: Any) -> None:
     """They become plain ones, once, also those that can be read only once."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
+
 import pytest
-from support.parent_process import FORK, MULTIPROCESSING, UNHURT, run
+from support.parent_process import FORK, MULTIPROCESSING, NOBODY, UNHURT, run
+
+from stagewire.client import Client
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +88,15 @@ locked.wait()
         UNHURT,
         child="refused(client.status)\nrefused(lambda: next(waiting))\nwaiting.close()\nclient.close()",
     )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda client: client, lambda client: client.session(), lambda client: [client.generate]]
+)
+def test_a_client_cannot_be_sent_to_another_process(make: Callable[[Client], object]) -> None:
+    """As an argument of a process that is not forked, say; it says why."""
+    with Client(NOBODY) as client, pytest.raises(TypeError, match="belongs to the process that made it"):
+        pickle.dumps(make(client))
 
 
 def test_a_child_that_is_killed_takes_nothing_along() -> None:

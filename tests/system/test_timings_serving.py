@@ -10,10 +10,11 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from stagewire.client import Client, FinishReason, Result, SamplingParams, SnapshotWish
+from stagewire.client import Client, ClientSettings, FinishReason, Result, SamplingParams, SnapshotWish
 from stagewire.client.result import TimeParts
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec
@@ -175,11 +176,16 @@ def logged(log_dir: Path, request_id: str) -> str:
     raise AssertionError(f"no timing line for {request_id}")
 
 
-@pytest.mark.parametrize("stop", ["13", ", 14, 1", "5,"])
+@pytest.mark.parametrize(("stop", "return_path"), [("13", "direct"), (", 14, 1", "broker"), ("5,", "direct")])
 def test_a_stop_string_ends_an_answer_as_the_tail_would_have(
-    cluster: LocalCluster, client: Client, log_dir: Path, stop: str
+    cluster: LocalCluster, log_dir: Path, stop: str, return_path: Literal["direct", "broker"]
 ) -> None:
     """Tokens, usage, cached and kept ones are those of a budget of the same length; parts, log and metrics tell."""
+    with Client(settings=ClientSettings(endpoint=cluster.endpoint, return_path=return_path)) as client:
+        stop_while_counting(cluster, client, log_dir, stop)
+
+
+def stop_while_counting(cluster: LocalCluster, client: Client, log_dir: Path, stop: str) -> None:
     session, text = client.session(), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,"
     session.generate(text, sampling=GREEDY, max_tokens=0).wait(60)
     before = num_ended(cluster)
