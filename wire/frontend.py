@@ -106,7 +106,7 @@ class RelayToTail(Message):
 
     client_id: str
     epoch: Epoch
-    frames: tuple[Blob, ...]
+    frame: Blob
 
 
 # --- broker to client ---
@@ -213,7 +213,7 @@ class RelayToClient(Message):
 
     client_id: str
     epoch: Epoch
-    frames: tuple[Blob, ...]
+    frame: Blob
 
 
 @message(30)

@@ -16,8 +16,9 @@ from stagewire.stage.schedule.restoring import Restoring
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.snapshots import Snapshots
 from stagewire.stage.schedule.step_builder import Lookup, StepBuilder, no_lookup
+from stagewire.wire.file_orders import FileOrder
 from stagewire.wire.request import FinishReason
-from stagewire.wire.ring import FileOrder, Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
+from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
 
 
 class Scheduler:
@@ -197,7 +198,6 @@ class Scheduler:
 
     def _restore(self, builder: StepBuilder, sequence: Sequence, only_whole: bool = False) -> None:
         """Take what is held already, if anything is, and room for one more token."""
-        self._restoring.note(sequence)
         restore = self._restoring.choose(sequence, only_whole)
         if restore and self._make_room(builder, sequence, restore.num_restored + 1):
             self._add(builder, sequence, restore.phase, restore.num_tokens, restore.num_restored, restore.source)
