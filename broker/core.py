@@ -134,8 +134,8 @@ class BrokerCore:
         match message:
             case OfferReturn(offer):
                 client.offers(offer)
-            case Cancel(request_id):
-                self._reception.cancel(client, request_id, now)
+            case Cancel():
+                self._reception.cancel(client, message, now)
             case ClientPing():
                 self._reception.ping(client)
             case ClientBye():

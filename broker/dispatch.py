@@ -129,7 +129,8 @@ class Dispatch:
             request_id = next(iter(pipeline.cancels))
             del pipeline.cancels[request_id]
             pipeline.credit.take_cancel(request_id)
-            self._state.out.append(PushCancel(pipeline.epoch, request_id))
+            stop_after = self._state.requests[request_id].stop_after
+            self._state.out.append(PushCancel(pipeline.epoch, request_id, stop_after))
 
     def _choose(self, request: AcceptedRequest, roomy: list[Pipeline]) -> Pipeline | None:
         """The session's last pipeline, where its prefix is cached; else the least loaded."""

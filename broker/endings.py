@@ -164,7 +164,7 @@ class Endings:
 
     def _failure_or_cancel(self, request: AcceptedRequest, code: ErrorCode, detail: str) -> Ending:
         if request.state is RequestState.CANCELLING:
-            return cancellation(request.num_prompt_tokens)
+            return as_asked(request)
         return failure(code, detail, request.num_prompt_tokens)
 
     def _drop_payload(self, request: AcceptedRequest) -> None:
@@ -184,3 +184,10 @@ def failure(code: ErrorCode, detail: str, num_prompt_tokens: int = 0) -> Ending:
 
 def cancellation(num_prompt_tokens: int = 0) -> Ending:
     return Ending(FinishReason.CANCELLED, None, Usage(num_prompt_tokens, 0))
+
+
+def as_asked(request: AcceptedRequest) -> Ending:
+    """The ending that its client has asked for: a cancel, or a stop after the tokens that it has."""
+    if request.stop_after is None:
+        return cancellation(request.num_prompt_tokens)
+    return Ending(FinishReason.STOP, None, Usage(request.num_prompt_tokens, request.stop_after))

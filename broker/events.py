@@ -167,6 +167,7 @@ class PushStart:
 class PushCancel:
     epoch: Epoch
     request_id: str
+    stop_after: int | None = None
 
 
 Instruction: TypeAlias = (

@@ -216,8 +216,8 @@ class BrokerLoop:
                     feed.close(0)
             case PushStart(epoch, request_id):
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
-            case PushCancel(epoch, request_id):
-                return self._push(epoch, CancelRequest(request_id))
+            case PushCancel(epoch, request_id, stop_after):
+                return self._push(epoch, CancelRequest(request_id, stop_after))
             case Note():
                 instruction.write(log)
         return None

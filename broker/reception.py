@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from stagewire.broker.endings import Endings, cancellation, failure
+from stagewire.broker.endings import Endings, as_asked, cancellation, failure
 from stagewire.broker.events import ForgetPeer, Peer
 from stagewire.broker.peers import ClientRecord, StageRecord
 from stagewire.broker.pipeline import Pipeline, PipelineState
+from stagewire.broker.requests import RequestState
 from stagewire.broker.state import BrokerState
 from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
@@ -13,6 +14,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import (
     BrokerPong,
     BrokerWelcome,
+    Cancel,
     ClientHello,
     HelloRefused,
     RelayToClient,
@@ -65,10 +67,12 @@ class Reception:
     def ping(self, client: ClientRecord) -> None:
         self._state.to_client(client.client_id, BrokerPong(self._state.incarnation))
 
-    def cancel(self, client: ClientRecord, request_id: str, now: float) -> None:
-        request = self._state.requests.get(request_id)
+    def cancel(self, client: ClientRecord, message: Cancel, now: float) -> None:
+        request = self._state.requests.get(message.request_id)
         if request and request.client_id == client.client_id:
-            self._endings.cancel(request, cancellation(request.num_prompt_tokens), now)
+            if request.state is not RequestState.CANCELLING:
+                request.stop_after = message.stop_after
+            self._endings.cancel(request, as_asked(request), now)
 
     def bye(self, client: ClientRecord, now: float) -> None:
         self._leave(client, cancellation(), "bye", now)

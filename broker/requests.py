@@ -58,6 +58,7 @@ class AcceptedRequest:
         epoch: the pipeline that it was given to, None while QUEUED.
         dispatched: the head has acknowledged it; `offer` went with it.
         makes, restores: names of snapshots.
+        stop_after: CANCELLING, because its client has found a stop string in so many tokens.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class AcceptedRequest:
     machine: Machine[RequestState, RequestTrigger]
     makes: str | None = None
     restores: str | None = None
+    stop_after: int | None = None
     epoch: Epoch | None = None
     offer: ReturnOffer | None = None
     dispatched: bool = False

@@ -2,11 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from stagewire.client.aio import AsyncClient, AsyncGeneration, AsyncSession
+from stagewire.client.aio import AsyncClient, AsyncSession
+from stagewire.client.async_generation import AsyncGeneration
 from stagewire.client.client import Client
 from stagewire.client.generation import Generation
 from stagewire.client.prompt import GenerateOptions
-from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.client.result import RequestFailed, Result, TimeParts, Timings, TokenEvent, TopLogprob
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches, StageCache
@@ -17,6 +18,7 @@ from stagewire.wire.errors import (
     SettingsError,
     StagewireError,
 )
+from stagewire.wire.frontend import ModelInfo
 from stagewire.wire.request import CacheStatistics, FinishReason, SnapshotWish, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotInfo, Snapshots
@@ -38,6 +40,7 @@ __all__ = [
     "FinishReason",
     "GenerateOptions",
     "Generation",
+    "ModelInfo",
     "ProtocolError",
     "RequestFailed",
     "RequestRefused",
@@ -52,8 +55,10 @@ __all__ = [
     "StageTiming",
     "StagewireError",
     "Status",
+    "TimeParts",
     "Timings",
     "TokenEvent",
+    "TopLogprob",
     "Usage",
 ]
 

@@ -1,27 +1,21 @@
-"""The same for asyncio: the socket thread delivers into the caller's event loop."""
+"""The public face of the client for asyncio: what may block runs in a thread, tokens come into the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from stagewire.client.answer import Answer, Transcript
+from stagewire.client.async_generation import AsyncGeneration, Mailbox
 from stagewire.client.client import Client
-from stagewire.client.delivery import Deliveries, Delivery
-from stagewire.client.prompt import GenerateOptions, Message, Prompt, snapshot_prompt
-from stagewire.client.result import RequestFailed, Result, TokenEvent, kept_tokens
+from stagewire.client.prompt import GenerateOptions, Message, Prompt, asked, snapshot_prompt
+from stagewire.client.result import kept_tokens
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches
 from stagewire.wire.card import ModelCard
-from stagewire.wire.errors import ErrorCode
-from stagewire.wire.frontend import Generate, ModelInfo
+from stagewire.wire.frontend import ModelInfo
 from stagewire.wire.request import SnapshotWish
 from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
@@ -31,174 +25,152 @@ if TYPE_CHECKING:
 
     from stagewire.client.text.tokenizer import Tokenizer
 
-_Queue: TypeAlias = "asyncio.Queue[Delivery]"
-
-
-class Mailbox:
-    """From the socket thread into one event loop: a step's tokens for a thousand streams wake it once."""
-
-    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        self.event_loop = event_loop
-        self._waiting: deque[tuple[_Queue, Delivery]] = deque()
-        self._is_called = False
-
-    def into(self, queue: _Queue) -> Callable[[Delivery], None]:
-        """What puts into `queue`, from any thread."""
-        return lambda delivery: self._put(queue, delivery)
-
-    def _put(self, queue: _Queue, delivery: Delivery) -> None:
-        self._waiting.append((queue, delivery))
-        if not self._is_called:
-            self._is_called = True
-            # An event loop that is closed has nobody who waits.
-            with suppress(RuntimeError):
-                self.event_loop.call_soon_threadsafe(self._empty)
-
-    def _empty(self) -> None:
-        # Before the first look: whoever puts after the last one calls again.
-        self._is_called = False
-        with suppress(IndexError):
-            while True:
-                queue, delivery = self._waiting.popleft()
-                queue.put_nowait(delivery)
-
-
-class AsyncGeneration:
-    """`async for` over it gives `TokenEvent`s; see `Generation` for what it raises. Leaving early cancels."""
-
-    def __init__(self, client: Client, mailbox: Mailbox, generate: Generate, transcript: Transcript) -> None:
-        self.request_id = generate.request_id
-        self._queue: _Queue = asyncio.Queue()
-        self._answer = Answer(client, client.loop, generate, transcript, Deliveries(mailbox.into(self._queue)))
-        weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
-
-    def __aiter__(self) -> AsyncGeneration:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        while True:
-            event = self._answer.take_next()
-            if event is not None:
-                return event
-            if self._answer.is_over:
-                self._answer.raise_error()
-                raise StopAsyncIteration
-            await self._wait(None)
-
-    async def _wait(self, timeout_s: float | None) -> None:
-        """The core gives every request an ending, so this ends; cancelled, it cancels the request."""
-        try:
-            self._answer.deliver(await asyncio.wait_for(self._queue.get(), timeout_s))
-        except asyncio.CancelledError:
-            self._answer.cancel(discard=True)
-            raise
-
-    @property
-    def result(self) -> Result:
-        """See `Generation.result`."""
-        if self._answer.result is None:
-            raise RequestFailed("the answer has not ended yet; iterate over it or await wait()", ErrorCode.INTERNAL)
-        return self._answer.result
-
-    async def wait(self, timeout_s: float | None = None) -> Result:
-        """See `Generation.wait`."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._answer.is_over:
-            if self._answer.take_next() is not None:
-                continue
-            try:
-                await self._wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except asyncio.TimeoutError:
-                detail = f"request {self.request_id} has not ended within {timeout_s} s"
-                raise TimeoutError(detail) from None
-        return self.result
-
-    def cancel(self) -> None:
-        """See `Generation.cancel`."""
-        self._answer.cancel(discard=False)
-
-    def pause(self) -> None:
-        """See `Generation.pause`."""
-        self._answer.hold(paused=True)
-
-    def resume(self) -> None:
-        """See `Generation.resume`."""
-        self._answer.hold(paused=False)
-
-    async def aclose(self) -> None:
-        """See `Generation.close`."""
-        self._answer.cancel(discard=True)
-
-    async def __aenter__(self) -> AsyncGeneration:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
 
 class AsyncClient:
-    """`Client` for asyncio; same arguments, same errors."""
+    """A connection to a broker and all that runs over it, for asyncio. Close it, or use it with `async with`.
+
+    It may be made before an event loop runs; its generations belong to the loop in which they were started.
+
+    Args:
+        endpoint: the broker's frontend, `tcp://HOST:PORT`.
+        settings: everything else; its `endpoint` counts when it is given.
+
+    Raises:
+        SettingsError: a setting is outside its limits.
+    """
 
     def __init__(self, endpoint: str | None = None, *, settings: ClientSettings | None = None) -> None:
         self._client = Client(endpoint, settings=settings)
         self._mailbox: Mailbox | None = None
 
+    def __repr__(self) -> str:
+        return repr(self._client).replace("<", "<Async", 1)
+
     async def models(self) -> tuple[ModelInfo, ...]:
-        """See `Client.models`."""
+        """The models that the broker serves.
+
+        Raises:
+            StagewireError: UNREACHABLE, no broker answers; RequestRefused: it does not want this client.
+        """
         return await asyncio.to_thread(self._client.models)
 
     async def status(self) -> Status:
-        """See `Client.status`."""
+        """What the broker knows of its pool.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.status)
 
     async def caches(self) -> Caches:
-        """See `Client.caches`."""
+        """What the prefix cache of each stage holds and has done.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.caches)
 
     async def clear_caches(self) -> Caches:
-        """See `Client.clear_caches`."""
+        """Have all stages forget what no running request uses; tells how much that was.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.clear_caches)
 
     async def snapshots(self) -> Snapshots:
-        """See `Client.snapshots`."""
+        """The snapshots that this client has, by pipeline and name.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.snapshots)
 
     async def snapshot_info(self, name: str) -> SnapshotInfo | None:
-        """See `Client.snapshot_info`."""
+        """What is known of one snapshot; None if there is none of this name.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.snapshot_info, name)
 
     async def rename_snapshot(self, name: str, new_name: str) -> Snapshots:
-        """See `Client.rename_snapshot`."""
+        """Give a snapshot another name; one that had it is freed.
+
+        Raises:
+            StagewireError: SNAPSHOT_NOT_FOUND; INVALID_REQUEST, the new name is none; else as `models`.
+        """
         return await asyncio.to_thread(self._client.rename_snapshot, name, new_name)
 
     async def export_snapshot(self, name: str, file: str | None = None) -> Snapshots:
-        """See `Client.export_snapshot`."""
+        """Have every stage write its part into its snapshot directory, as `file` (default: `name`).
+
+        `AsyncSession.import_snapshot` brings it back, for any client, into a pipeline of the same cut. Export under the
+        same file name again to replace it.
+
+        Raises:
+            StagewireError: SNAPSHOT_NOT_FOUND; SNAPSHOT_FILE, a stage has no directory or cannot write there, or the
+                file is another client's; INVALID_REQUEST, the file's name is none; else as `models`.
+        """
         return await asyncio.to_thread(self._client.export_snapshot, name, file)
 
     async def free_snapshot(self, name: str) -> Snapshots:
-        """See `Client.free_snapshot`."""
+        """Give up a snapshot, on every pipeline that has it; returns those that are left.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.free_snapshot, name)
 
     async def connect(self) -> None:
-        """See `Client.connect`."""
+        """Wait until the broker has welcomed this client.
+
+        Raises:
+            StagewireError: as `models`.
+        """
         await asyncio.to_thread(self._client.connect)
 
     async def card(self, model: str | None = None) -> ModelCard:
-        """See `Client.card`."""
+        """Configuration, tokenizer data and chat template of a served model; fetched once by digest.
+
+        Raises:
+            RequestRefused: UNKNOWN_MODEL, or NO_PIPELINE while no first stage is there.
+            StagewireError: as `models`.
+        """
         return await asyncio.to_thread(self._client.card, model)
 
     async def tokenizer(self, model: str | None = None) -> Tokenizer:
-        """See `Client.tokenizer`."""
+        """The model's tokenizer; needs the extra `text`.
+
+        Raises:
+            RequestRefused: as `card`; INVALID_REQUEST, the extra is not installed.
+            StagewireError: as `card`; UNSUPPORTED_TOKENIZER.
+        """
         return await asyncio.to_thread(self._client.tokenizer, model)
 
     def session(self, session_id: str | None = None, model: str | None = None) -> AsyncSession:
-        """See `Client.session`."""
+        """A conversation: its requests go to the pipeline that saw it last, where that stands."""
         return AsyncSession(self, session_id or secrets.token_hex(8), model)
 
+    async def generate(
+        self, text: str | None = None, *, model: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncGeneration:
+        """Start an answer that belongs to no conversation; await it, then iterate over it for tokens.
+
+        As `AsyncSession.generate` of a session that is used once, so that several of these spread over all pipelines.
+
+        Args:
+            text: the prompt, unless there is one in `options`.
+            model: the name of a served model; None takes whatever is served.
+            **options: see `GenerateOptions`.
+
+        Raises:
+            RequestRefused, StagewireError: as `AsyncSession.generate`.
+        """
+        return await self.session(model=model).generate(text, **options)
+
     async def start(self, prompt: Prompt, session_id: str, model: str | None) -> AsyncGeneration:
-        """See `Client.start`."""
+        """Send a request. `AsyncSession.generate` is the pleasant way to call this."""
         if prompt.needs_card:
             # Fetching a card and tokenizing may take a while: not in the event loop.
             request = await asyncio.to_thread(self._client.prepare, prompt, session_id, model)
@@ -210,7 +182,7 @@ class AsyncClient:
         return AsyncGeneration(self._client, self._mailbox, *request)
 
     async def close(self) -> None:
-        """See `Client.close`."""
+        """Cancel what runs and leave; takes two seconds at most, in which the event loop goes on."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> AsyncClient:
@@ -223,14 +195,23 @@ class AsyncClient:
 
 
 class AsyncSession:
-    """See `Session`."""
+    """One conversation of an `AsyncClient`; several requests of it may run at the same time."""
 
     def __init__(self, client: AsyncClient, session_id: str, model: str | None) -> None:
         self._client, self.session_id, self._model = client, session_id, model
 
+    def __repr__(self) -> str:
+        model = f" with {self._model}" if self._model else ""
+        return f"<AsyncSession {self.session_id!r}{model} of {self._client!r}>"
+
     async def generate(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> AsyncGeneration:
-        """See `Session.generate`."""
-        return await self._client.start(Prompt(text=text, **options), self.session_id, self._model)
+        """Start an answer to `text`, or to a prompt in `options`; await it, then iterate over it for tokens.
+
+        Raises:
+            RequestRefused: an argument is wrong; nothing was sent. What the broker refuses comes on iteration.
+            StagewireError: no broker answers, where the tokenizer has to be fetched first.
+        """
+        return await self._client.start(asked(text, options), self.session_id, self._model)
 
     async def snapshot(
         self,
@@ -240,13 +221,29 @@ class AsyncSession:
         messages: Sequence[Message] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
     ) -> int:
-        """See `Session.snapshot`."""
+        """Compute a prompt and keep it on all stages under `name` until it is freed; returns its length in tokens.
+
+        It lasts as long as the pipeline does. Any prompt that begins with it finds it there; `messages` are kept
+        without the beginning of an answer, so that conversations that begin with them do.
+
+        Raises:
+            RequestRefused: as `generate`; SNAPSHOT_LIMIT, too much is kept already.
+            RequestFailed: it could not be computed, or not be kept on all stages.
+        """
         prompt = snapshot_prompt(name, text, messages, prompt_token_ids)
         async with await self._client.start(prompt, self.session_id, self._model) as generation:
             return kept_tokens(await generation.wait(), name)
 
     async def import_snapshot(self, name: str, file: str) -> int:
-        """See `Session.import_snapshot`."""
+        """Read what was exported as `file` and keep it under `name`; returns its length in tokens.
+
+        It is this client's from then on. All stages hold it, or none.
+
+        Raises:
+            RequestFailed: SNAPSHOT_FILE, the file is not there, damaged, or of another model, precision or cut;
+                SNAPSHOT_LIMIT, too much is kept already; QUEUE_FULL, too much is read and written at the moment.
+            RequestRefused: INVALID_REQUEST, a name is none; QUEUE_FULL.
+        """
         wish = SnapshotWish(name, file=file)
         async with await self.generate(prompt_token_ids=[], max_tokens=0, snapshot=wish) as generation:
             return kept_tokens(await generation.wait(), name)

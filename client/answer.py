@@ -6,14 +6,15 @@ Where a stop string ends it is decided here. No threads and no clock.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stagewire.client.core import events
-from stagewire.client.core.events import DeliverEnding
+from stagewire.client.core.events import DeliverEnding, DeliverTokens
 from stagewire.client.delivery import Deliveries, Delivery
 from stagewire.client.links.loop import ClientLoop
-from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent
+from stagewire.client.result import RequestFailed, Result, Timings, TokenEvent, TopLogprob
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
 from stagewire.wire.frontend import Generate
 from stagewire.wire.request import Ending, FinishReason, Usage
@@ -31,9 +32,17 @@ class Transcript:
     """Tokens to events and, at the end, to the result.
 
     `stream` gives the text and finds stop strings; without it there are token ids only. `sampling` is what was asked.
+    `text_of` is the text of one token by itself.
     """
 
-    def __init__(self, num_prompt_tokens: int, stream: TextStream | None, sampling: SamplingParams) -> None:
+    def __init__(
+        self,
+        num_prompt_tokens: int,
+        stream: TextStream | None,
+        sampling: SamplingParams,
+        text_of: Callable[[int], str] | None = None,
+    ) -> None:
+        self._text_of = text_of or (lambda _token_id: "")
         self._num_prompt_tokens, self._stream, self._sampling = num_prompt_tokens, stream, sampling
         self._texts: list[str] = []
         self._token_ids: list[int] = []
@@ -59,7 +68,8 @@ class Transcript:
         index = len(self._token_ids) - 1
         if logprobs is None:
             return TokenEvent(token_id, text, index)
-        return TokenEvent(token_id, text, index, logprobs.chosen, logprobs.top)
+        top = tuple(TopLogprob(other, self._text_of(other), logprob) for other, logprob in logprobs.top)
+        return TokenEvent(token_id, text, index, logprobs.chosen, top)
 
     def flush(self) -> str:
         """Text that was held back and now comes after all: there are no more tokens."""
@@ -68,14 +78,17 @@ class Transcript:
         return text
 
     def result(self, ending: Ending, timings: Timings, refused: bool = False) -> Result:
-        """The result, whose usage counts the tokens that are kept."""
+        """The result, whose usage counts the tokens that are kept.
+
+        A stop string that was found ends the answer, however the pipeline ended meanwhile.
+        """
         usage = Usage(self._num_prompt_tokens, self.num_tokens, ending.usage.cached_tokens)
-        reason = ending.finish_reason
+        reason = ending.finish_reason if self.stop_reason is None else FinishReason.STOP
         error = _error(ending, refused) if reason is FinishReason.FAILED else None
         text, token_ids = "".join(self._texts), tuple(self._token_ids)
         return Result(
             text, token_ids, reason, self.stop_reason, usage, timings, ending.cache, ending.kept_tokens,
-            self._sampling, error,
+            self._sampling, error, ending.restore_note,
         )  # fmt: skip
 
 
@@ -103,12 +116,15 @@ class Answer:
         return self.result is not None and not self._waiting
 
     def deliver(self, delivery: Delivery) -> None:
-        """Take what came; what comes after a stop string, or after the result, is dropped."""
+        """Take what came; tokens after a stop string, and all after the result, are dropped."""
         if self.result is not None:
             return
         if isinstance(delivery, DeliverEnding):
             self._finish(delivery)
-            return
+        elif self._transcript.stop_reason is None:
+            self._take(delivery)
+
+    def _take(self, delivery: DeliverTokens) -> None:
         logprobs = delivery.logprobs or (None,) * len(delivery.token_ids)
         for token_id, logprob in zip(delivery.token_ids, logprobs, strict=True):
             try:
@@ -117,7 +133,8 @@ class Answer:
                 self._end_here(FinishReason.FAILED, ErrorCode.PROTOCOL_ERROR, error.detail)
                 return
             if self._transcript.stop_reason is not None:
-                self._end_here(FinishReason.STOP)
+                # The ending still comes, with what the pipeline knows of it, or, after a while, without.
+                self._loop.post(events.StopRequest(self._request_id, self._transcript.num_tokens))
                 return
 
     def _end_here(self, reason: FinishReason, code: ErrorCode | None = None, detail: str = "") -> None:
@@ -151,7 +168,13 @@ class Answer:
         return replace(ending, finish_reason=FinishReason.FAILED, code=code, detail=detail)
 
     def take_next(self) -> TokenEvent | None:
-        """The next event, acknowledged with being taken; None when none is there."""
+        """The next event, acknowledged with being taken; None when none is there.
+
+        Raises:
+            RequestRefused: OTHER_PROCESS, what is still to come never comes here.
+        """
+        if self.result is None:
+            self._loop.check_process()
         if not self._waiting:
             return None
         event = self._waiting.popleft()
@@ -164,6 +187,12 @@ class Answer:
             self._loop.post(events.Consumed(self._request_id, max(0, num_taken), ended=self.is_over))
         else:
             self._loop.consumed(self._request_id, num_taken)
+
+    def describe(self) -> str:
+        """For people: how far it is."""
+        num_tokens = self._transcript.num_tokens
+        how = "running" if self.result is None else self.result.finish_reason.value
+        return f"{self._request_id[:8]} {how}, {num_tokens} tokens"
 
     def raise_error(self) -> None:
         """Raise what the result says, if it says so."""
@@ -181,11 +210,13 @@ class Answer:
             self._waiting.clear()
             self._end_here(FinishReason.CANCELLED)
         else:
+            self._loop.check_process()
             self._is_cancelled = True
             self._loop.post(events.CancelRequest(self._request_id, discard=False))
 
     def hold(self, paused: bool) -> None:
         """Pause the request, or let it go on."""
+        self._loop.check_process()
         self._loop.post(events.HoldRequest(self._request_id, paused))
 
 

@@ -6,13 +6,13 @@ import secrets
 import weakref
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from stagewire.client.answer import Transcript
 from stagewire.client.cards import CardCache, checked_card
 from stagewire.client.generation import Generation
 from stagewire.client.links.loop import ClientLoop
-from stagewire.client.prompt import Prompt
+from stagewire.client.prompt import GenerateOptions, Prompt
 from stagewire.client.session import Session
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import AskCaches, Caches
@@ -24,6 +24,8 @@ from stagewire.wire.snapshots import AskSnapshots, SnapshotAction, SnapshotInfo,
 from stagewire.wire.status import Status
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from stagewire.client.text.tokenizer import Tokenizer
 
 _ANSWER_S = 10.0
@@ -49,6 +51,12 @@ class Client:
         self._cards = CardCache(self.settings.cache_folder)
         self._tokenizers: dict[str, Tokenizer] = {}
         self._card_of: dict[str, ModelCard] = {}
+
+    def __repr__(self) -> str:
+        return f"<Client {self.settings.client_id!r} of {self.settings.endpoint}{self.loop.describe()}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client belongs to the process that made it: make one there")
 
     # --- questions ---
 
@@ -216,6 +224,23 @@ class Client:
     def session(self, session_id: str | None = None, model: str | None = None) -> Session:
         """A conversation: its requests go to the pipeline that saw it last, where that stands."""
         return Session(self, session_id or secrets.token_hex(8), model)
+
+    def generate(
+        self, text: str | None = None, *, model: str | None = None, **options: Unpack[GenerateOptions]
+    ) -> Generation:
+        """Start an answer that belongs to no conversation, and return at once; iterate over it for tokens.
+
+        As `Session.generate` of a session that is used once, so that several of these spread over all pipelines.
+
+        Args:
+            text: the prompt, unless there is one in `options`.
+            model: the name of a served model; None takes whatever is served.
+            **options: see `GenerateOptions`.
+
+        Raises:
+            RequestRefused, StagewireError: as `Session.generate`.
+        """
+        return self.session(model=model).generate(text, **options)
 
     def start(self, prompt: Prompt, session_id: str, model: str | None) -> Generation:
         """Send a request. `Session.generate` is the pleasant way to call this."""

@@ -32,6 +32,9 @@ class Generation:
         # Not this object's method: the finalizer must not keep alive what it waits for.
         weakref.finalize(self, self._answer.cancel, discard=True).atexit = False
 
+    def __repr__(self) -> str:
+        return f"<Generation {self._answer.describe()}>"
+
     def __iter__(self) -> Generation:
         return self
 
@@ -66,10 +69,15 @@ class Generation:
             raise RequestFailed("the answer has not ended yet; iterate over it or call wait()", ErrorCode.INTERNAL)
         return self._answer.result
 
-    def wait(self, timeout_s: float | None = None) -> Result:
-        """Take all tokens that still come and return the result, also a failed one.
+    def wait(self, timeout_s: float | None = None, *, check: bool = True) -> Result:
+        """Take all tokens that still come and return the result.
+
+        Args:
+            timeout_s: how long to wait at most; None is as long as it takes.
+            check: raise what the request failed with. Without it a failed result is returned, and its `error` says why.
 
         Raises:
+            RequestRefused, RequestFailed: as iteration does, with `check`.
             TimeoutError: it did not end in time; it goes on.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -77,6 +85,8 @@ class Generation:
             while self._answer.take_next() is not None:
                 pass
             if self._answer.is_over:
+                if check:
+                    self._answer.raise_error()
                 return self.result
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"request {self.request_id} has not ended within {timeout_s} s")

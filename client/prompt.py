@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
+from stagewire.client import arguments
 from stagewire.client.answer import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from stagewire.wire.card import ModelCard
 
 Message: TypeAlias = "ChatMessage | Mapping[str, object]"
-_MAX_TOKEN_ID = 2**31 - 1
 _SEED_BITS = 63
 
 
@@ -44,7 +45,8 @@ class GenerateOptions(TypedDict, total=False):
         detokenize: give text also where the prompt comes in tokens.
         snapshot: keep the prompt, or its beginning, on all stages; `Result.kept_tokens` says that they do.
         restore: a snapshot of this client that must be there; the request goes to the pipeline that has it. As
-            always, what the prompt shares with it is restored, and the rest computed.
+            always, what the prompt shares with it is restored, and the rest computed; `Result.restore_note` says so
+            where that is not all of it.
     """
 
     messages: Sequence[Message] | None
@@ -85,8 +87,7 @@ class Prompt:
     add_generation_prompt: bool = True
 
     def __post_init__(self) -> None:
-        if not all(self.stop_strings):
-            raise RequestRefused("a stop string is empty")
+        self._check_kinds()
         given = [self.text, self.messages, self.prompt_token_ids]
         if sum(value is not None for value in given) != 1:
             raise RequestRefused("give exactly one of text, messages and prompt_token_ids")
@@ -94,27 +95,33 @@ class Prompt:
             raise RequestRefused(
                 "raw=True needs a text; messages go through the chat template, token ids are as they are"
             )
-        if (
-            self.snapshot
-            and self.snapshot.file is not None
-            and (self.prompt_token_ids is None or self.prompt_token_ids)
-        ):
+        if self.snapshot and self.snapshot.file is not None and self.prompt_token_ids != []:
             raise RequestRefused("a snapshot from a file has its own prompt; give prompt_token_ids=[]")
         if self.max_tokens is not None and (type(self.max_tokens) is not int or not 0 <= self.max_tokens <= MAX_TOKENS):
             raise RequestRefused(f"max_tokens={self.max_tokens!r:.80} is not an integer in [0, {MAX_TOKENS}]")
         if len(self.stop_token_ids) > MAX_STOP_TOKENS:
             raise RequestRefused(f"{len(self.stop_token_ids)} stop tokens; at most {MAX_STOP_TOKENS}")
-        _check_ids("stop_token_ids", self.stop_token_ids)
-        _check_ids("prompt_token_ids", self.prompt_token_ids or ())
 
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+    def _check_kinds(self) -> None:
+        arguments.check_text(self.text)
+        arguments.check_messages(self.messages)
+        arguments.check_kind("sampling", self.sampling, SamplingParams, "SamplingParams(temperature=0)")
+        arguments.check_kind("snapshot", self.snapshot, SnapshotWish, "SnapshotWish('rules')")
+        arguments.check_kind("restore", self.restore, str, "'rules'")
+        arguments.check_kind("ignore_eos", self.ignore_eos, bool, "True")
+        arguments.check_kind("detokenize", self.detokenize, bool, "True")
+        arguments.check_kind("raw", self.raw, bool, "True")
+        # Iterators are read once, and integers of any kind become plain ones.
+        object.__setattr__(self, "stop", arguments.stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", arguments.token_ids("stop_token_ids", self.stop_token_ids))
+        if self.prompt_token_ids is not None:
+            token_ids = arguments.token_ids("prompt_token_ids", self.prompt_token_ids)
+            object.__setattr__(self, "prompt_token_ids", token_ids)
 
     @property
     def needs_tokenizer(self) -> bool:
         """Text goes in, or must be looked at."""
-        return self.prompt_token_ids is None or bool(self.stop_strings) or self.detokenize
+        return self.prompt_token_ids is None or bool(self.stop) or self.detokenize
 
     @property
     def needs_card(self) -> bool:
@@ -173,7 +180,23 @@ class Prompt:
             return Transcript(num_prompt_tokens, None, request.sampling)
         from stagewire.client.text.stream import TextStream  # noqa: PLC0415  needs the extra `text`
 
-        return Transcript(num_prompt_tokens, TextStream(tokenizer, self.stop_strings), request.sampling)
+        text_of = partial(_text_of, tokenizer)
+        return Transcript(num_prompt_tokens, TextStream(tokenizer, tuple(self.stop)), request.sampling, text_of)
+
+
+def _text_of(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.decode([token_id], skip_special=False)
+
+
+def asked(text: str | None, options: GenerateOptions) -> Prompt:
+    """What a caller of `generate` wants.
+
+    Raises:
+        RequestRefused: as `Prompt`.
+        TypeError: an option has a name that none has.
+    """
+    arguments.check_names(options, GenerateOptions.__annotations__)
+    return Prompt(text=text, **options)
 
 
 def snapshot_prompt(
@@ -195,13 +218,6 @@ def snapshot_prompt(
         raw=text is not None,
         add_generation_prompt=False,
     )
-
-
-def _check_ids(name: str, token_ids: Sequence[int]) -> None:
-    for token_id in token_ids:
-        if type(token_id) is not int or not 0 <= token_id <= _MAX_TOKEN_ID:
-            detail = f"{name} holds {token_id!r:.40}, which is no token id"
-            raise RequestRefused(detail, ErrorCode.TOKEN_OUT_OF_VOCABULARY)
 
 
 def _message(number: int, message: Message) -> ChatMessage:

@@ -10,6 +10,20 @@ from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, U
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.timing import RequestTiming
 
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most likely tokens of a position: `text` is its own, empty without a tokenizer.
+
+    A control token's text is its name, and bytes that are only part of a character give U+FFFD.
+    """
+
+    token_id: int
+    text: str
+    logprob: float
+
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
@@ -17,14 +31,14 @@ class TokenEvent:
 
     `text` is what may be shown now: it can be empty, while a character or a possible stop string is not complete, and
     hold several tokens' text at once. Without a tokenizer it is always empty. `index` counts from 0. `logprob` and
-    `top_logprobs` (token id, natural log probability) are there if they were asked for.
+    `top_logprobs`, natural logarithms and the most likely token first, are there if they were asked for.
     """
 
     token_id: int
     text: str
     index: int
     logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
+    top_logprobs: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,7 @@ class Timings:
 
     `accepted_s`: admitted by the broker; `dispatched_s`: given to a pipeline; `first_token_s`, `total_s`: arrived here.
     `parts` says where `total_s` went. There is none, and there are no stages, where the pipeline's own ending did not
-    come: after a stop string, which is found here, a cancel that did not wait, or a failure.
+    come: after a cancel that did not wait, or a failure.
     """
 
     accepted_s: float | None
@@ -105,6 +119,7 @@ class Result:
     drawn with, the model's own values and the seed included: asked for again, it gives the same answer.
     `finish_reason` LENGTH says that the answer was cut: by `max_tokens`, or by the end of context or memory.
     `error` is set when it failed; the tokens before it stay valid.
+    `restore_note` says why the snapshot that `restore` names could not be used as a whole; empty if it could.
     """
 
     text: str
@@ -117,6 +132,14 @@ class Result:
     kept_tokens: int
     sampling: SamplingParams
     error: StagewireError | None = None
+    restore_note: str = ""
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN_CHARS else self.text[: _SHOWN_CHARS - 1] + "…"
+        why = f" at {self.stop_reason!r}" if self.stop_reason else f", {self.error!r}" if self.error else ""
+        usage = f"{self.usage.prompt_tokens} prompt tokens ({self.usage.cached_tokens} cached)"
+        shown = f"{text!r}, {self.finish_reason.value}{why}, {self.usage.completion_tokens} tokens after {usage}"
+        return f"Result({shown} in {self.timings.total_s:.3g} s)"
 
 
 def kept_tokens(result: Result, name: str) -> int:

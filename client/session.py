@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stagewire.client.generation import Generation
-from stagewire.client.prompt import GenerateOptions, Message, Prompt, snapshot_prompt
+from stagewire.client.prompt import GenerateOptions, Message, asked, snapshot_prompt
 from stagewire.client.result import kept_tokens
 from stagewire.wire.request import SnapshotWish
 
@@ -22,6 +22,10 @@ class Session:
     def __init__(self, client: Client, session_id: str, model: str | None) -> None:
         self._client, self.session_id, self._model = client, session_id, model
 
+    def __repr__(self) -> str:
+        model = f" with {self._model}" if self._model else ""
+        return f"<Session {self.session_id!r}{model} of {self._client!r}>"
+
     def generate(self, text: str | None = None, **options: Unpack[GenerateOptions]) -> Generation:
         """Start an answer to `text`, or to a prompt in `options`, and return at once; iterate over it for tokens.
 
@@ -30,7 +34,7 @@ class Session:
             StagewireError: no broker answers, where the model card has to be fetched first: for text, and for the
                 model's own sampling.
         """
-        return self._client.start(Prompt(text=text, **options), self.session_id, self._model)
+        return self._client.start(asked(text, options), self.session_id, self._model)
 
     def snapshot(
         self,

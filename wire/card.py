@@ -111,6 +111,10 @@ class ModelCard:
     stop_token_ids: tuple[int, ...]
     sampling: SamplingParams = UNTOLD_SAMPLING
 
+    def __repr__(self) -> str:
+        shape = f"{self.config.num_layers} layers, context_length={self.config.context_length}"
+        return f"ModelCard({self.name!r}, {shape}, vocab_size={self.config.vocab_size})"
+
     def __post_init__(self) -> None:
         _check_text("name", self.name, MAX_NAME_CHARS)
         _check(type(self.config) is ModelConfig, "config is not a ModelConfig")

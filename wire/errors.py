@@ -44,6 +44,8 @@ class ErrorCode(str, Enum):
     UNSUPPORTED_TENSOR_TYPE = "unsupported_tensor_type"
     UNSUPPORTED_TOKENIZER = "unsupported_tokenizer"
     # This process.
+    CLIENT_CLOSED = "client_closed"
+    OTHER_PROCESS = "other_process"
     INVALID_SETTING = "invalid_setting"
     INVALID_LAYER_RANGE = "invalid_layer_range"
     PORT_IN_USE = "port_in_use"
@@ -75,6 +77,9 @@ class StagewireError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.code = code or self.default_code
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.detail!r}, {self.code.value})"
 
     @property
     def retryable(self) -> bool:

@@ -61,9 +61,13 @@ class Generate(Message):
 @message(4)
 @dataclass(frozen=True, slots=True)
 class Cancel(Message):
-    """End a request; the tokens that it has delivered stay valid. Unknown ids are ignored."""
+    """End a request; the tokens that it has delivered stay valid. Unknown ids are ignored.
+
+    `stop_after` as in `ReturnControl`: a stop string ends it.
+    """
 
     request_id: str
+    stop_after: int | None = None
 
 
 @message(5)
@@ -117,6 +121,10 @@ class ModelInfo:
     card_digest: str
     context_length: int
     vocab_size: int
+
+    def __repr__(self) -> str:
+        sizes = f"context_length={self.context_length}, vocab_size={self.vocab_size}"
+        return f"ModelInfo({self.name!r}, {sizes}, digest={self.digest[:12]})"
 
 
 @message(20)

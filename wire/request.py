@@ -113,6 +113,7 @@ class Ending:
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
     `timings` and `cache` are of all steps that held the request, with what others did in them; `timing` is where its
     own time went, from the tail only. `kept_tokens` is the length of the snapshot that all stages keep of its prompt.
+    `restore_note` says why the snapshot that it named could not be used as a whole; empty if it could, or named none.
     """
 
     finish_reason: FinishReason
@@ -124,6 +125,7 @@ class Ending:
     cache: CacheStatistics = NO_STATISTICS
     kept_tokens: int = 0
     timing: RequestTiming | None = None
+    restore_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,12 @@ class ReturnAction(str, Enum):
 @message(145)
 @dataclass(frozen=True, slots=True)
 class ReturnControl(Message):
-    """Cancel, pause or resume one request; unknown ids are ignored."""
+    """Cancel, pause or resume one request; unknown ids are ignored.
+
+    With `stop_after` a cancel says that the answer is complete: the client has found a stop string in its first
+    `stop_after` tokens.
+    """
 
     request_id: str
     action: ReturnAction
+    stop_after: int | None = None

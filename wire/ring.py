@@ -56,9 +56,10 @@ class StartRequest(Message):
 @message(102)
 @dataclass(frozen=True, slots=True)
 class CancelRequest(Message):
-    """End a request; from the broker, or from the tail when the client asked on the return link."""
+    """End a request, for the broker or, from the tail, for its client; `stop_after` so many tokens as STOP."""
 
     request_id: str
+    stop_after: int | None = None
 
 
 # --- the feed: stages to head ---
@@ -147,7 +148,7 @@ RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.RESUME}
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """Tells the tail about a request, in the step that first carries it."""
+    """Tells the tail about a request, in the step that first carries it; `restore_note` is for its ending."""
 
     seq_id: int
     request_id: str
@@ -158,6 +159,7 @@ class SequenceStart:
     stop_token_ids: tuple[int, ...]
     offer: ReturnOffer | None
     admission_s: float = 0.0
+    restore_note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +216,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinish:
-    """The head ends a sequence: the tail writes this ending unless it has written one."""
+    """The head ends a sequence, of `stop_after` tokens or all: the tail writes this ending unless one is written."""
 
     seq_id: int
     finish_reason: FinishReason
     code: ErrorCode | None = None
     detail: str = ""
+    stop_after: int | None = None
 
 
 @message(120)

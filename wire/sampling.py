@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stagewire.wire.errors import RequestRefused
 
@@ -37,7 +39,8 @@ class SamplingParams:
         presence_penalty: taken from the logit of each token already generated; in [-2, 2]. As with OpenAI,
             the prompt does not count.
         frequency_penalty: the same, times the number of its occurrences; in [-2, 2].
-        logit_bias: (token id, value in [-100, 100]), added to the logits; at most 1024 pairs, no id twice.
+        logit_bias: {token id: value in [-100, 100]}, added to the logits; at most 1024 pairs, no id twice. Kept as
+            a tuple of pairs, which may be given, too.
         seed: what makes a request repeatable; in [0, 2**64). None lets whoever accepts the request draw one.
         logprobs: None is off; else log probabilities of the chosen token and of this many of the most likely
             ones, or all there are; at most 20.
@@ -56,6 +59,22 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     logprobs: int | None = None
+
+    if TYPE_CHECKING:
+        # What may be given is more than what is kept.
+        def __init__(
+            self,
+            temperature: float = ...,
+            top_k: int = ...,
+            top_p: float = ...,
+            min_p: float = ...,
+            repetition_penalty: float = ...,
+            presence_penalty: float = ...,
+            frequency_penalty: float = ...,
+            logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ...,
+            seed: int | None = ...,
+            logprobs: int | None = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         self._set_float("temperature", 0.0, MAX_TEMPERATURE)
@@ -113,8 +132,10 @@ def _check_int(name: str, value: object, high: int) -> None:
 
 
 def _checked_bias(pairs: object) -> tuple[tuple[int, float], ...]:
+    if isinstance(pairs, Mapping):
+        pairs = tuple(pairs.items())
     if not isinstance(pairs, (tuple, list)) or not all(isinstance(pair, (tuple, list)) for pair in pairs):
-        raise RequestRefused(f"logit_bias={pairs!r:.80} is not a tuple of (token id, value) pairs")
+        raise RequestRefused(f"logit_bias={pairs!r:.80} is neither {{token id: value}} nor a tuple of such pairs")
     if len(pairs) > MAX_LOGIT_BIAS_ENTRIES:
         raise RequestRefused(f"logit_bias has {len(pairs)} pairs; at most {MAX_LOGIT_BIAS_ENTRIES}")
     checked: dict[int, float] = {}

@@ -24,6 +24,7 @@ from stagewire.client.core.events import (
     OfferBound,
     OfferFailed,
     SendBroker,
+    StopRequest,
     Submit,
     Tick,
 )
@@ -102,6 +103,8 @@ class ClientCore:
                 return self._requests.submit(event.generate, now)
             case CancelRequest():
                 return self._requests.cancel(event.request_id, event.discard, now)
+            case StopRequest():
+                return self._requests.stop(event, now)
             case HoldRequest():
                 return self._requests.hold(event.request_id, event.paused)
             case Consumed():
@@ -256,7 +259,7 @@ class ClientCore:
 
     def _close(self, now: float) -> list[Instruction]:
         self.is_closed = True
-        out = self._requests.close(now) + self._questions.end_all(ErrorCode.INVALID_REQUEST, "the client was closed")
+        out = self._requests.close(now) + self._questions.end_all(ErrorCode.CLIENT_CLOSED, "this client is closed")
         if self._broker.is_connected:
             out.append(SendBroker(ClientBye()))
         return out + self._links.close()

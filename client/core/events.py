@@ -108,6 +108,14 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRequest:
+    """The answer is complete with its first `num_tokens`: a stop string ends it. Only the ending is waited for."""
+
+    request_id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class HoldRequest:
     """Ask the tail to pause a request, or to let it go on."""
 
@@ -157,6 +165,7 @@ Event: TypeAlias = (
     | LinkFaulty
     | Submit
     | CancelRequest
+    | StopRequest
     | HoldRequest
     | Consumed
     | Ask

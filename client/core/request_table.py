@@ -18,6 +18,7 @@ from stagewire.client.core.events import (
     Instruction,
     Milestone,
     SendBroker,
+    StopRequest,
 )
 from stagewire.client.core.requests import Acknowledgements, ClientRequest, RequestState, RequestTrigger
 from stagewire.client.core.return_links import ReturnLinks
@@ -81,16 +82,34 @@ class RequestTable:
         if request is None:
             return []
         if discard:
-            request.is_discarded = True
-            request.num_taken, request.is_ending_taken = request.num_tokens, not request.is_live
-            self._acks.note(request)
+            self._discard(request)
         if not request.is_live or request.cancelled_at is not None:
             return []
         if request.asked_at is None:
             return self._end(request, request.cancelled(), now)
+        return self._ask_for_end(request, now)
+
+    def stop(self, event: StopRequest, now: float) -> list[Instruction]:
+        """End a request whose first tokens are the answer; its ending is still told."""
+        request = self._requests.get(event.request_id)
+        if request is None:
+            return []
+        self._discard(request)
+        if not request.is_live:
+            return []
+        request.stop_after, request.stopped_at = event.num_tokens, now
+        return self._ask_for_end(request, now) if request.cancelled_at is None else []
+
+    def _discard(self, request: ClientRequest) -> None:
+        """Nobody reads its tokens any more, so nobody waits for its acknowledgements but its tail."""
+        request.is_discarded = True
+        request.num_taken, request.is_ending_taken = request.num_tokens, not request.is_live
+        self._acks.note(request)
+
+    def _ask_for_end(self, request: ClientRequest, now: float) -> list[Instruction]:
         request.cancelled_at = now
         path = self._links.path(request.epoch)
-        return self._cancel_on_link(request) if path is not None else [SendBroker(Cancel(request_id))]
+        return self._cancel_on_link(request) if path is not None else [self._cancel_at_broker(request)]
 
     def hold(self, request_id: str, paused: bool) -> list[Instruction]:
         request = self._requests.get(request_id)
@@ -233,7 +252,7 @@ class RequestTable:
             out += self._ask(request, now)
         if request.cancelled_at is not None and now - request.cancelled_at >= REPEAT_S:
             request.cancelled_at = now
-            out += [*self._cancel_on_link(request), SendBroker(Cancel(request.request_id))]
+            out += [*self._cancel_on_link(request), self._cancel_at_broker(request)]
         return out
 
     def end_all(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:
@@ -269,19 +288,23 @@ class RequestTable:
         return [] if item.ending is not None else self._links.send(epoch, cancel)
 
     def _cancel_on_link(self, request: ClientRequest) -> list[Instruction]:
-        return self._control(request, ReturnAction.CANCEL)
+        return self._control(request, ReturnControl(request.request_id, ReturnAction.CANCEL, request.stop_after))
+
+    @staticmethod
+    def _cancel_at_broker(request: ClientRequest) -> Instruction:
+        return SendBroker(Cancel(request.request_id, request.stop_after))
 
     def _send_hold(self, request: ClientRequest) -> list[Instruction]:
-        return self._control(request, ReturnAction.PAUSE if request.hold else ReturnAction.RESUME)
+        action = ReturnAction.PAUSE if request.hold else ReturnAction.RESUME
+        return self._control(request, ReturnControl(request.request_id, action))
 
-    def _control(self, request: ClientRequest, action: ReturnAction) -> list[Instruction]:
-        message = ReturnControl(request.request_id, action)
+    def _control(self, request: ClientRequest, message: ReturnControl) -> list[Instruction]:
         return [] if request.epoch is None else self._links.send(request.epoch, message)
 
     def _abandon(self, request: ClientRequest, ending: Ending, now: float) -> list[Instruction]:
         """End it here, and there, should anybody hear it."""
         is_unsent = request.asked_at is None
-        farewell = [] if is_unsent else [*self._cancel_on_link(request), SendBroker(Cancel(request.request_id))]
+        farewell = [] if is_unsent else [*self._cancel_on_link(request), self._cancel_at_broker(request)]
         return farewell + self._end(request, ending, now, refused=is_unsent)
 
     def _end(self, request: ClientRequest, ending: Ending, now: float, refused: bool = False) -> list[Instruction]:

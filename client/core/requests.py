@@ -71,6 +71,8 @@ class ClientRequest:
         num_tokens: received, numbers 0 to `num_tokens - 1`; `num_taken` of them the caller has.
         num_acknowledged: what the tail was last told of `num_taken`.
         is_discarded: nobody reads its tokens any more.
+        cancelled_at: when its end was last asked for; a stop string, found at `stopped_at` in its first `stop_after`
+            tokens, is one way to ask.
         hold: what the caller last asked for: pause (True), resume (False), nothing (None).
         num_gaps: how often its numbers were wrong.
         is_ending_taken: the caller has its ending.
@@ -88,6 +90,8 @@ class ClientRequest:
     num_acknowledged: int = 0
     is_discarded: bool = False
     cancelled_at: float | None = None
+    stop_after: int | None = None
+    stopped_at: float | None = None
     hold: bool | None = None
     num_gaps: int = 0
     ended_at: float | None = None
@@ -162,6 +166,9 @@ class ClientRequest:
 
     def cancelled(self) -> Ending:
         return Ending(FinishReason.CANCELLED, self.num_tokens, self._usage)
+
+    def stopped(self) -> Ending:
+        return Ending(FinishReason.STOP, self.num_tokens, self._usage)
 
     @property
     def _usage(self) -> Usage:

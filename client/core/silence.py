@@ -13,6 +13,8 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import Ending
 
 MAX_GAPS = 8
+STOP_S = 5.0
+"""So long the pipeline's ending is waited for where a stop string has completed the answer."""
 
 
 def overdue_ending(
@@ -24,6 +26,8 @@ def overdue_ending(
     now: float,
 ) -> Ending | None:
     """The ending to write for a live request, or None while there is hope."""
+    if request.stopped_at is not None and now - request.stopped_at >= STOP_S:
+        return request.stopped()
     if request.num_gaps > MAX_GAPS:
         detail = f"its tokens came with wrong numbers {counted(request.num_gaps, 'time')}"
         return request.failed(ErrorCode.PROTOCOL_ERROR, detail)

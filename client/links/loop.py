@@ -3,9 +3,12 @@
 It decides nothing; `ClientCore` does. Nothing here waits without a bound, and the thread ends with its client.
 """
 
+# Over 300 lines: the callers' side and the thread's share one lock and one end, and are read together.
+
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket as sockets
 import threading
@@ -38,7 +41,8 @@ _EARLY_S = 0.001
 _OUTBOX_LIMIT = 8192
 _CLOSE_S = 2.0
 _MAX_POSTED = 100_000
-_CLOSED = "this client is closed"
+_CLOSED = StagewireError("this client is closed", ErrorCode.CLIENT_CLOSED)
+_ELSEWHERE = "this client was made in another process, and a fork inherits none of its connections; make one here"
 _ERRORS: dict[ErrorCode, type[StagewireError]] = {ErrorCode.INVALID_SETTING: SettingsError}
 _ERRORS |= dict.fromkeys((ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION), RequestRefused)
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -50,6 +54,7 @@ class ClientLoop:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
+        self._process_id = os.getpid()
         self._core = ClientCore(settings, secrets.token_bytes(16))
         self._posted: deque[events.Event] = deque()
         self._consumed: dict[str, int] = {}
@@ -64,7 +69,7 @@ class ClientLoop:
         self._is_awake = self.is_closing = self._has_broker = False
         self._ticked_at = 0.0
         self._num_dropped = 0
-        self._last_words = Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED)
+        self._why_closed = _CLOSED
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 8192)
         try:
@@ -81,9 +86,11 @@ class ClientLoop:
         """Start a request.
 
         Raises:
-            StagewireError: UNREACHABLE, the client is closed; CLIENT_LIMIT, too much waits for its thread.
-            RequestRefused: INVALID_REQUEST, the request cannot be put into a message; nothing was sent.
+            StagewireError: CLIENT_LIMIT, too much waits for the client's thread.
+            RequestRefused: INVALID_REQUEST, the request cannot be put into a message; CLIENT_CLOSED; OTHER_PROCESS.
+                Nothing was sent.
         """
+        self.check_process()
         try:
             encode(generate)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -95,7 +102,12 @@ class ClientLoop:
         self.post(events.Submit(generate))
 
     def ask(self, message: Message | None, timeout_s: float) -> Future[Message]:
-        """Ask the broker; None waits for its welcome. The future fails with a `StagewireError`."""
+        """Ask the broker; None waits for its welcome. The future fails with a `StagewireError`.
+
+        Raises:
+            StagewireError: as `submit`.
+        """
+        self.check_process()
         future: Future[Message] = Future()
         with self._lock:
             self._check_open()
@@ -105,7 +117,9 @@ class ClientLoop:
         return future
 
     def post(self, event: events.Event) -> None:
-        """Hand an event to the socket thread; after `close` it is of no consequence."""
+        """Hand an event to the socket thread; after `close`, or in another process, it is of no consequence."""
+        if not self.is_here:
+            return
         with self._lock:
             if self.is_closing:
                 return
@@ -117,7 +131,9 @@ class ClientLoop:
         self._consumed[request_id] = num_tokens
 
     def close(self) -> None:
-        """Cancel what runs, say goodbye, end the thread; takes two seconds at most."""
+        """Cancel what runs, say goodbye, end the thread; two seconds at most. Nothing in a forked process."""
+        if not self.is_here:
+            return
         with self._lock:
             if not self.is_closing:
                 self._posted.append(events.Close())
@@ -126,9 +142,27 @@ class ClientLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=_CLOSE_S)
 
+    def describe(self) -> str:
+        """For people: what there is to say of a client that cannot be used."""
+        return ", of another process" if not self.is_here else ", closed" if self.is_closing else ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that the thread runs in. A forked one has neither it nor, maybe, a free lock."""
+        return os.getpid() == self._process_id
+
+    def check_process(self) -> None:
+        """Nobody would ever answer in a process that inherited this client.
+
+        Raises:
+            RequestRefused: OTHER_PROCESS.
+        """
+        if not self.is_here:
+            raise RequestRefused(_ELSEWHERE, ErrorCode.OTHER_PROCESS)
+
     def _check_open(self) -> None:
         if self.is_closing:
-            raise StagewireError(_CLOSED, ErrorCode.UNREACHABLE)
+            raise RequestRefused(self._why_closed.detail, self._why_closed.code)
         if len(self._posted) >= _MAX_POSTED:
             raise StagewireError(f"{_MAX_POSTED} events wait for the client's thread", ErrorCode.CLIENT_LIMIT)
 
@@ -164,7 +198,7 @@ class ClientLoop:
         except Exception as error:
             log.exception("event=client_thread_failed")
             detail = f"the client's thread failed: {error!r}"
-            self._last_words = Ending(FinishReason.FAILED, None, Usage(0, 0), (), ErrorCode.INTERNAL, detail)
+            self._why_closed = StagewireError(detail, ErrorCode.INTERNAL)
         finally:
             self._shut()
 
@@ -281,16 +315,23 @@ class ClientLoop:
             self.is_closing = True
             unended, self._deliveries = self._deliveries, {}
             unanswered, self._replies = [*self._replies.values()], {}
+        ending = self._last_words()
         for request_id, deliveries in unended.items():
-            deliveries.ending(events.DeliverEnding(request_id, self._last_words))
+            deliveries.ending(events.DeliverEnding(request_id, ending))
         for future in unanswered:
             if future.set_running_or_notify_cancel():
-                future.set_exception(StagewireError(_CLOSED, ErrorCode.UNREACHABLE))
+                future.set_exception(RequestRefused(self._why_closed.detail, self._why_closed.code))
         self._pairs.close_all()
         self._broker.close(linger_ms=200)
         self._wake_in.close()
         self._wake_out.close()
         self._context.term()
+
+    def _last_words(self) -> Ending:
+        """The ending of what has none when the thread ends."""
+        if self._why_closed is _CLOSED:
+            return Ending(FinishReason.CANCELLED, None, Usage(0, 0), (), None, _CLOSED.detail)
+        return Ending(FinishReason.FAILED, None, Usage(0, 0), (), self._why_closed.code, self._why_closed.detail)
 
 
 def _event_of(frames: Frames) -> events.Event:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ErrorCode,
         FinishReason,
         Generation,
+        ModelInfo,
         RequestFailed,
         RequestRefused,
         Result,
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
         Session,
         SnapshotWish,
         StagewireError,
+        TimeParts,
         Timings,
         TokenEvent,
+        TopLogprob,
         Usage,
     )
     from stagewire.cluster.local import LocalCluster
@@ -43,6 +46,7 @@ __all__ = [
     "FinishReason",
     "Generation",
     "LocalCluster",
+    "ModelInfo",
     "RequestFailed",
     "RequestRefused",
     "Result",
@@ -50,8 +54,10 @@ __all__ = [
     "Session",
     "SnapshotWish",
     "StagewireError",
+    "TimeParts",
     "Timings",
     "TokenEvent",
+    "TopLogprob",
     "Usage",
 ]
 

@@ -119,7 +119,7 @@ class HeadCore:
             self._measures.completed(message, round_trip, now)
             return self._complete(message, now)
         if isinstance(message, CancelRequest):
-            self._cancel(message.request_id, now)
+            self._cancel(message, now)
         elif isinstance(message, Miss):
             self.scheduler.miss(message)
         elif isinstance(message, Flow):
@@ -240,13 +240,14 @@ class HeadCore:
 
     # --- ending ---
 
-    def _cancel(self, request_id: str, now: float) -> None:
-        sequence = self._by_request.get(request_id)
+    def _cancel(self, cancel: CancelRequest, now: float) -> None:
+        sequence = self._by_request.get(cancel.request_id)
         if sequence is not None:
-            self._finish(sequence, FinishReason.CANCELLED)
-        elif request_id not in self._ended:
+            reason = FinishReason.CANCELLED if cancel.stop_after is None else FinishReason.STOP
+            self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason, stop_after=cancel.stop_after))
+        elif cancel.request_id not in self._ended:
             # The table stays in order of time: the first cancel counts.
-            self._cancelled.setdefault(request_id, now)
+            self._cancelled.setdefault(cancel.request_id, now)
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, code: ErrorCode | None = None, detail: str = ""

@@ -1,4 +1,4 @@
-"""How a sequence enters: what it takes from snapshots and caches before anything of it is computed. It only chooses."""
+"""How a sequence enters: what it takes from snapshots and caches before anything is computed; why not what it named."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Restoring:
         there. That is done on admission. A part is taken when the first chunk is due, for by then more may be there;
         what is left is prefilled in the same step, without waiting for what later stages hold.
         """
+        self._note(sequence)
         token_ids, last = sequence.token_ids, len(sequence.token_ids) - 1
         snapshot = self._snapshots.longest(sequence.request.client_id, token_ids)
         if sequence.restore_limit is not None or not sequence.max_tokens:
@@ -53,3 +54,9 @@ class Restoring:
         if num_held == last:
             return Restore(Phase.TRY_RESTORE_DECODE, last + 1, last)
         return Restore(Phase.TRY_RESTORE, num_held, num_held)
+
+    def _note(self, sequence: Sequence) -> None:
+        """As it begins: whether the snapshot that its request names is of use, for the tail to tell in the ending."""
+        request = sequence.request
+        if request.restore is not None and not sequence.is_announced:
+            sequence.restore_note = self._snapshots.why_unused(request.client_id, request.restore, sequence.token_ids)

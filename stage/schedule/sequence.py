@@ -36,6 +36,7 @@ class Sequence:
     `keep` is a snapshot that is not complete yet, `kept_in` the step that carries it.
     `is_fetching`: it waits for files, of which all stages have then `num_fetched` tokens. `has_files`: stages may hold
     what they have read for it, until it is released.
+    `restore_note`: why the snapshot that the request names cannot be used as a whole, as the tail is told.
     `restore_limit` is what the stage held that lacked a part of the last restore: the next one asks for no more.
     """
 
@@ -49,6 +50,7 @@ class Sequence:
     awaited_step: int | None = None
     first_step: int = 0
     last_step: int = 0
+    restore_note: str = ""
     restore_limit: int | None = None
     keep: Keep | None = None
     kept_in: int | None = None
@@ -86,6 +88,7 @@ class Sequence:
             stop_token_ids=request.stop_token_ids,
             offer=request.offer,
             admission_s=request.admission_s,
+            restore_note=self.restore_note,
         )
 
     @property

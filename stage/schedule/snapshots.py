@@ -77,6 +77,16 @@ class Snapshots:
         ]
         return max(fitting, key=lambda one: one.num_tokens, default=None)
 
+    def why_unused(self, client_id: str, name: str, token_ids: list[int]) -> str:
+        """Why a prompt of these tokens has no use for all of a snapshot that it names; empty if it has."""
+        snapshot = self.find(client_id, name)
+        if snapshot is None:
+            return f"snapshot {name!r:.80} was freed before this request began"
+        num_shared = _num_shared(snapshot.token_ids, token_ids)
+        if num_shared == snapshot.num_tokens:
+            return ""
+        return f"snapshot {name!r:.80}: the prompt shares the first {num_shared} of its {snapshot.num_tokens} tokens"
+
     def reserve(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """`sequence` will pass the place; from now on the blocks are spoken for."""
         self._by_id[snapshot.seq_id] = snapshot
@@ -149,3 +159,9 @@ class Snapshots:
         assert len(names) == len(set(names))
         for step_id, sequences in self.in_flight.items():
             assert all(sequence.kept_in == step_id for sequence in sequences)
+
+
+def _num_shared(first: list[int], second: list[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

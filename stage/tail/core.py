@@ -197,7 +197,7 @@ class TailCore:
 
     def _book_finish(self, finish: SequenceFinish, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[finish.seq_id]
-        return self._end(request, (), finish.finish_reason, items, finish.code, finish.detail)
+        return self._end(request, (), finish.finish_reason, items, finish.code, finish.detail, finish.stop_after)
 
     def _end(
         self,
@@ -207,12 +207,14 @@ class TailCore:
         items: dict[str, list[ReturnItem]],
         code: ErrorCode | None = None,
         detail: str = "",
+        stop_after: int | None = None,
     ) -> SequenceResult:
         """Write the ending: the only place in the system where a started request gets one."""
-        usage = Usage(request.start.num_prompt_tokens, request.num_generated, request.num_cached or 0)
+        num_wanted = request.num_generated if stop_after is None else min(stop_after, request.num_generated)
+        usage = Usage(request.start.num_prompt_tokens, num_wanted, request.num_cached or 0)
         ending = Ending(
             reason, request.num_generated, usage, request.time.stages(), code, detail, request.cache, request.num_kept,
-            request.time.parts(),
+            request.time.parts(), request.start.restore_note,
         )  # fmt: skip
         self._lines.append(timing_line(request.start, ending))
         self._return(request, sampled, ending, items)

@@ -262,7 +262,7 @@ class ReturnLink:
         if stream is None:
             return []
         if control.action is ReturnAction.CANCEL:
-            return [TellHead(CancelRequest(control.request_id))]
+            return [TellHead(CancelRequest(control.request_id, control.stop_after))]
         stream.is_held_by_client = control.action is ReturnAction.PAUSE
         return self._turns([control.request_id])
 

@@ -231,6 +231,26 @@ def test_a_running_request_is_cancelled_through_the_ring(serving: CheckedCore) -
     assert serving.from_client("c", Cancel("r1")) == [PushCancel(EPOCH, "r1")]
 
 
+@pytest.mark.parametrize("stop_after", [1, 7])
+def test_a_stop_string_goes_through_the_ring_as_such(serving: CheckedCore, stop_after: int) -> None:
+    """The first word counts: a stop that was asked for twice, or a cancel behind it, is sent once."""
+    serving.ask("c", "r1")
+    serving.acknowledge("r1", EPOCH)
+    assert serving.from_client("c", Cancel("r1", stop_after)) == [PushCancel(EPOCH, "r1", stop_after)]
+    assert serving.from_client("c", Cancel("r1")) == []
+    serving.from_stage("s0", RequestEnded("r1", EPOCH, FinishReason.STOP, None, Usage(3, stop_after)))
+    assert serving.core.state.measures.succeeded == {FinishReason.STOP: 1}
+
+
+def test_a_stop_string_that_the_head_never_heard_of_is_still_a_stop(serving: CheckedCore) -> None:
+    """Its pipeline has gone first, or refuses; the client has its answer."""
+    serving.ask("c", "r1")
+    serving.from_client("c", Cancel("r1", stop_after=4))
+    refusal = GenerateAck("r1", EPOCH, ErrorCode.TOKEN_OUT_OF_VOCABULARY, "token 5000")
+    stopped = Ending(FinishReason.STOP, None, Usage(3, 4))
+    assert serving.from_stage("s0", refusal) == to_client("c", Ended("r1", stopped))
+
+
 def test_a_cancelled_request_that_the_head_refuses_ends_as_cancelled(serving: CheckedCore) -> None:
     serving.ask("c", "r1")
     serving.from_client("c", Cancel("r1"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from support.answers import CARD, TEMPLATE, TOKENIZER, answer, linked
-from support.client_peers import WAIT_S, Broker, Context, length
+from support.client_peers import CLIENT, WAIT_S, Broker, Context, length
 from support.text_cards import CONTROL, USER_DEFINED, tiny_card
 
 from stagewire.client import (
@@ -20,12 +23,14 @@ from stagewire.client import (
     SamplingParams,
     StagewireError,
     TokenEvent,
+    TopLogprob,
 )
 from stagewire.client.text.tokenizer import Tokenizer
 from stagewire.wire.card import card_digest
 from stagewire.wire.frontend import Ended, Generate, GetCard, ModelInfo, Refused
-from stagewire.wire.request import Ending, Usage
+from stagewire.wire.request import CacheStatistics, Ending, StageTiming, Usage
 from stagewire.wire.returns import ReturnAck, ReturnAction, ReturnControl, ReturnItem, ReturnTokens, TokenLogprobs
+from stagewire.wire.timing import RequestTiming
 
 pytestmark = pytest.mark.processes
 
@@ -169,33 +174,91 @@ def test_logprobs_come_with_their_tokens(context: Context, broker: Broker, clien
     tail = linked(context, broker)
     logprobs = (TokenLogprobs(-0.5, ((7, -0.5),)), TokenLogprobs(-1.0, ((8, -1.0),)))
     tail.send(ReturnTokens((ReturnItem(generation.request_id, 0, (7, 8), logprobs, length(2)),)))
-    events = list(generation)
-    assert events == [TokenEvent(7, "", 0, -0.5, ((7, -0.5),)), TokenEvent(8, "", 1, -1.0, ((8, -1.0),))]
+    assert list(generation) == [
+        TokenEvent(7, "", 0, -0.5, (TopLogprob(7, "", -0.5),)),
+        TokenEvent(8, "", 1, -1.0, (TopLogprob(8, "", -1.0),)),
+    ]
+
+
+def test_each_alternative_comes_with_its_own_text(context: Context, broker: Broker, client: Client) -> None:
+    """A letter, half a character, a control token by its name; the chosen one's text may still be held back."""
+    generation = client.session().generate("hi", sampling=SamplingParams(logprobs=3), stop="ab")
+    tail = linked(context, broker)
+    letter, half = TOKENIZER.encode("a")[0], TOKENIZER.encode("é")[0]
+    (control,) = TOKENIZER.encode("<|end|>", parse_special=True)
+    logprobs = (TokenLogprobs(-0.5, ((letter, -0.5), (half, -1.5), (control, -2.5))),)
+    tail.send(ReturnTokens((ReturnItem(generation.request_id, 0, (letter,), logprobs, None),)))
+    event = next(generation)
+    assert (event.text, event.logprob) == ("", -0.5)
+    assert event.top_logprobs == (
+        TopLogprob(letter, "a", -0.5), TopLogprob(half, "\ufffd", -1.5), TopLogprob(control, "<|end|>", -2.5),
+    )  # fmt: skip
+    tail.tokens(generation.request_id, 1, ending=length(1))
+    assert generation.wait(WAIT_S).text == "a"
 
 
 @pytest.mark.parametrize("stop", ["END", ["nothing", "END"]])
 def test_a_stop_string_that_spans_tokens_ends_the_answer(
     context: Context, broker: Broker, client: Client, stop: str | Sequence[str]
 ) -> None:
-    """Text before it, tokens up to the one that completed it, whatever still comes; upstream is cancelled."""
+    """Text before it, tokens up to the one that completed it, whatever still comes; upstream is told how many."""
     generation = client.session().generate("hi", stop=stop)
     tail = linked(context, broker)
     token_ids = TOKENIZER.encode("so END and on")
     tail.tokens(generation.request_id, 0, *token_ids[:4])
     assert [next(generation).text for _ in range(4)] == ["s", "o", " ", ""]
     tail.tokens(generation.request_id, 4, *token_ids[4:])
-    assert "".join(event.text for event in generation) == ""
+    assert [next(generation).text for _ in range(2)] == ["", ""]
+    with pytest.raises(TimeoutError):
+        generation.wait(0.05)
+    assert tail.expect(ReturnControl) == ReturnControl(generation.request_id, ReturnAction.CANCEL, stop_after=6)
+    tail.tokens(generation.request_id, len(token_ids), ending=told(FinishReason.STOP, len(token_ids)))
+    assert list(generation) == []
     result = generation.result
     assert (result.text, list(result.token_ids)) == ("so ", token_ids[:6])
     assert (result.finish_reason, result.stop_reason) == (FinishReason.STOP, "END")
-    assert result.usage.completion_tokens == 6
-    assert tail.expect(ReturnControl).action is ReturnAction.CANCEL
-    tail.tokens(
-        generation.request_id, len(token_ids), ending=Ending(FinishReason.CANCELLED, len(token_ids), Usage(2, 3))
-    )
     while not any(one.ended for one in tail.expect(ReturnAck).items):
         pass
     assert generation.result == result
+
+
+def told(reason: FinishReason, num_tokens: int) -> Ending:
+    """An ending with all that a pipeline knows."""
+    code = ErrorCode.DECODE_FAILED if reason is FinishReason.FAILED else None
+    timing = RequestTiming(0.0, 0.0, 0.0, 0.0, 0.001, (0.002,), 0.0, 0.0, 0.0, 0.0, 0.0)
+    stages = (StageTiming(0, 3, 0.003, 0.0, 0.0),)
+    cache = CacheStatistics(lookups=1, hits=1)
+    return Ending(reason, num_tokens, Usage(2, num_tokens, 1), stages, code, "broke", cache, 2, timing)
+
+
+@pytest.mark.parametrize("reason", FinishReason)
+def test_after_a_stop_string_the_result_has_all_that_the_pipeline_knows(
+    context: Context, broker: Broker, client: Client, reason: FinishReason
+) -> None:
+    """As if the tail had ended it there, also where the tail came to another end before it heard of it."""
+    generation = client.session().generate("hi", stop="END")
+    tail = linked(context, broker)
+    token_ids = TOKENIZER.encode("an END and on")
+    tail.tokens(generation.request_id, 0, *token_ids, ending=told(reason, len(token_ids)))
+    result = generation.wait(WAIT_S)
+    assert (result.finish_reason, result.stop_reason, result.error) == (FinishReason.STOP, "END", None)
+    assert (result.text, result.usage) == ("an ", Usage(2, 6, 1))
+    assert (result.cache, result.kept_tokens) == (CacheStatistics(lookups=1, hits=1), 2)
+    assert result.timings.stages == told(reason, 0).timings
+    assert result.timings.parts is not None
+    assert sum(seconds for _, seconds in result.timings.parts.rows()) == pytest.approx(result.timings.total_s)
+
+
+def test_leaving_before_the_ending_of_a_stop_string_comes_waits_for_nothing(
+    context: Context, broker: Broker, client: Client
+) -> None:
+    """The answer was complete; upstream has heard so, and of no cancel."""
+    with client.session().generate("hi", stop="!") as generation:
+        tail = linked(context, broker)
+        tail.tokens(generation.request_id, 0, *TOKENIZER.encode("a!"))
+        assert [next(generation).text for _ in range(2)] == ["a", ""]
+    assert (generation.result.finish_reason, generation.result.stop_reason) == (FinishReason.STOP, "!")
+    assert tail.expect(ReturnControl).stop_after == 2
 
 
 def test_token_ids_need_no_tokenizer_and_give_text_if_asked(context: Context, broker: Broker, client: Client) -> None:
@@ -231,6 +294,66 @@ def test_a_failure_in_mid_stream_keeps_what_came_before(context: Context, broker
     assert failed.value.result is not None
     assert failed.value.result.token_ids == (5,)
     assert generation.result is failed.value.result
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        (Refused("r", ErrorCode.QUEUE_FULL, "too many"), RequestRefused),
+        (Refused("r", ErrorCode.UNKNOWN_MODEL, "who?"), RequestRefused),
+        (Ended("r", Ending(FinishReason.FAILED, None, Usage(1, 0), (), ErrorCode.STAGE_LOST, "gone")), RequestFailed),
+        (Ended("r", Ending(FinishReason.FAILED, None, Usage(1, 0), (), ErrorCode.NO_PIPELINE, "no")), RequestFailed),
+    ],
+)
+def test_waiting_raises_what_failed_unless_it_is_only_looked_at(
+    broker: Broker, client: Client, said: Refused | Ended, kind: type[StagewireError]
+) -> None:
+    """As iterating does; `check=False` gives the result that says it, before and after."""
+    broker.on_generate = lambda one: [replace(said, request_id=one.request_id)]
+    generation = client.generate(prompt_token_ids=[1])
+    looked_at = generation.wait(WAIT_S, check=False)
+    with pytest.raises(kind) as failed:
+        generation.wait(WAIT_S)
+    assert looked_at.error is failed.value and looked_at.finish_reason is FinishReason.FAILED
+    assert generation.wait(check=False) is generation.result is looked_at
+    if isinstance(failed.value, RequestFailed):
+        assert failed.value.result is looked_at
+
+
+def test_requests_without_a_session_have_one_each(broker: Broker, client: Client) -> None:
+    """So that they spread over pipelines; the model may be named."""
+    generations = [client.generate("hi", model=model) for model in (None, None, "toy")]
+    sent = [broker.expect(Generate) for _ in generations]
+    assert len({one.session_id for one in sent}) == 3
+    assert [one.request_id for one in sent] == [one.request_id for one in generations]
+    assert {one.model for one in sent} == {"toy"}
+    with pytest.raises(RequestRefused) as refused:
+        client.generate("hi", model="other")
+    assert refused.value.code is ErrorCode.UNKNOWN_MODEL
+
+
+def test_what_is_printed_says_what_it_is(context: Context, broker: Broker, client: Client) -> None:
+    """Short enough for a prompt, with no vocabulary and no digest of 64 characters."""
+    assert repr(client) == f"<Client {CLIENT!r} of {broker.endpoint}>"
+    session = client.session("talk")
+    assert repr(session) == f"<Session 'talk' of {client!r}>"
+    assert repr(client.session("talk", "toy")) == f"<Session 'talk' with toy of {client!r}>"
+    assert repr(client.models()) == "(ModelInfo('toy', context_length=1000, vocab_size=100, digest=toy),)"
+    assert repr(client.card()) == "ModelCard('tiny', 1 layers, context_length=8, vocab_size=257)"
+    generation = session.generate("hi", stop="!")
+    tail = linked(context, broker)
+    tail.tokens(generation.request_id, 0, *TOKENIZER.encode("a" * 80))
+    next(generation)
+    assert repr(generation) == f"<Generation {generation.request_id[:8]} running, 80 tokens>"
+    tail.tokens(generation.request_id, 80, TOKENIZER.encode("!")[0], ending=length(81))
+    shown = repr(generation.wait(WAIT_S))
+    assert re.fullmatch(
+        rf"Result\('{'a' * 59}…', stop at '!', 81 tokens after 2 prompt tokens \(2 cached\) in \S+ s\)", shown
+    )
+    assert repr(generation) == f"<Generation {generation.request_id[:8]} stop, 81 tokens>"
+    assert repr(RequestRefused("too many", ErrorCode.QUEUE_FULL)) == "RequestRefused('too many', queue_full)"
+    client.close()
+    assert repr(client) == f"<Client {CLIENT!r} of {broker.endpoint}, closed>"
 
 
 def test_a_cancelled_request_ends_with_its_partial_tokens(context: Context, broker: Broker, client: Client) -> None:
@@ -269,13 +392,31 @@ def test_waiting_is_bounded_and_the_request_goes_on(context: Context, broker: Br
     assert generation.wait(WAIT_S).token_ids == (5,)
 
 
-def test_a_closed_client_takes_no_requests(client: Client) -> None:
-    """And says so."""
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.session().generate(prompt_token_ids=[1]),
+        lambda client: client.session().generate("hi"),
+        lambda client: client.status(),
+        lambda client: client.free_snapshot("rules"),
+        lambda client: client.connect(),
+    ],
+)
+def test_a_closed_client_takes_no_requests(client: Client, ask: Callable[[Client], object]) -> None:
+    """And says so; asking again is of no use."""
     client.close()
-    with pytest.raises(StagewireError):
-        client.session().generate(prompt_token_ids=[1])
-    with pytest.raises(StagewireError):
-        client.status()
+    with pytest.raises(RequestRefused, match="this client is closed") as refused:
+        ask(client)
+    assert (refused.value.code, refused.value.retryable) == (ErrorCode.CLIENT_CLOSED, False)
+
+
+def test_a_question_that_is_open_when_its_client_closes_is_not_asked_again() -> None:
+    """Nor does whoever asked it wait for its time to be up."""
+    client = Client(settings=ClientSettings(endpoint="tcp://127.0.0.1:9"))
+    threading.Timer(0.3, client.close).start()
+    with pytest.raises(StagewireError, match="this client is closed") as closed:
+        client.connect()
+    assert (closed.value.code, closed.value.retryable) == (ErrorCode.CLIENT_CLOSED, False)
 
 
 def test_a_tail_without_sense_fails_only_its_request(context: Context, broker: Broker, client: Client) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from support.client_peers import Broker, Context, Tail, length
-from support.text_cards import tiny_card
+from support.text_cards import CONTROL, tiny_card
 
 from stagewire.client import AsyncClient, ClientSettings, Generation, TokenEvent
 from stagewire.client.text.tokenizer import Tokenizer
@@ -15,7 +15,7 @@ from stagewire.wire.request import Ending
 from stagewire.wire.returns import ReturnHello
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-CARD = tiny_card(chat_template=TEMPLATE)
+CARD = tiny_card([("<|end|>", CONTROL)], chat_template=TEMPLATE)
 TOKENIZER = Tokenizer(CARD)
 
 

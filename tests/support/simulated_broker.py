@@ -77,8 +77,8 @@ class SimBroker:
                 self._feeds.pop(epoch)[2].is_cut = True
             case broker_events.PushStart(epoch, request_id):
                 self._feed(epoch, _start(self._payloads[request_id], instruction))
-            case broker_events.PushCancel(epoch, request_id):
-                self._feed(epoch, CancelRequest(request_id))
+            case broker_events.PushCancel(epoch, request_id, stop_after):
+                self._feed(epoch, CancelRequest(request_id, stop_after))
 
     def _feed(self, epoch: Epoch, message: Message) -> None:
         endpoint, numbers, wire = self._feeds[epoch]

@@ -33,6 +33,7 @@ class Seen:
     token_ids: list[int] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     is_cancelled: bool = False
+    stop_after: int | None = None
     submitted_at: float = 0.0
     ended_at: float = 0.0
 
@@ -91,6 +92,12 @@ class SimClient:
     def cancel(self, request_id: str) -> None:
         self.requests[request_id].is_cancelled = True
         self.handle(client_events.CancelRequest(request_id, discard=False))
+
+    def stop(self, request_id: str) -> None:
+        """The caller has found a stop string in the tokens that it has."""
+        seen = self.requests[request_id]
+        seen.stop_after = len(seen.token_ids)
+        self.handle(client_events.StopRequest(request_id, seen.stop_after))
 
     def perform(self, instructions: list[client_events.Instruction]) -> None:
         for instruction in instructions:

@@ -7,12 +7,14 @@ import re
 import statistics
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from stagewire.client import Client, Result, SamplingParams
+from stagewire.client import Client, ClientSettings, FinishReason, Result, SamplingParams, SnapshotWish
 from stagewire.client.result import TimeParts
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec
@@ -174,13 +176,60 @@ def logged(log_dir: Path, request_id: str) -> str:
     raise AssertionError(f"no timing line for {request_id}")
 
 
-def test_after_a_stop_string_there_are_no_parts(client: Client) -> None:
-    """The pipeline's ending is not waited for: the answer is there sooner."""
-    session = client.session()
-    with session.generate("Count: 1, 2, 3,", raw=True, sampling=GREEDY, max_tokens=40, stop=["5"]) as generation:
-        result = generation.wait(60)
-    assert result.stop_reason == "5"
-    assert result.timings.parts is None and result.timings.stages == ()
+@pytest.mark.parametrize(("stop", "return_path"), [("13", "direct"), (", 14, 1", "broker"), ("5,", "direct")])
+def test_a_stop_string_ends_an_answer_as_the_tail_would_have(
+    cluster: LocalCluster, log_dir: Path, stop: str, return_path: Literal["direct", "broker"]
+) -> None:
+    """Tokens, usage, cached and kept ones are those of a budget of the same length; parts, log and metrics tell."""
+    with Client(settings=ClientSettings(endpoint=cluster.endpoint, return_path=return_path)) as client:
+        stop_while_counting(cluster, client, log_dir, stop)
+
+
+def stop_while_counting(cluster: LocalCluster, client: Client, log_dir: Path, stop: str) -> None:
+    session, text = client.session(), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,"
+    session.generate(text, raw=True, sampling=GREEDY, max_tokens=0).wait(60)
+    before = num_ended(cluster)
+    wish = SnapshotWish("counting")
+    with session.generate(text, raw=True, sampling=GREEDY, max_tokens=100, stop=["never", stop], snapshot=wish) as generation:
+        request_id, stopped = generation.request_id, generation.wait(60)
+    client.free_snapshot("counting")
+    num_tokens = stopped.usage.completion_tokens
+    budget = session.generate(text, raw=True, sampling=GREEDY, max_tokens=num_tokens, snapshot=wish).wait(60)
+    client.free_snapshot("counting")
+    assert (stopped.finish_reason, stopped.stop_reason) == (FinishReason.STOP, stop)
+    assert (stopped.token_ids, stopped.usage) == (budget.token_ids, budget.usage)
+    assert stopped.usage.cached_tokens == stopped.usage.prompt_tokens - 1 > 16
+    assert stopped.kept_tokens == budget.kept_tokens == stopped.usage.prompt_tokens
+    assert stopped.cache.hits == 2 and len(stopped.timings.stages) == 2
+    parts_of(stopped)
+    assert f"ending=stop prompt_tokens={stopped.usage.prompt_tokens} " in (line := logged(log_dir, request_id))
+    assert f"completion_tokens={num_tokens} " in line
+    after = num_ended(cluster)
+    assert {reason: after[reason] - before[reason] for reason in after} == {"stop": 1, "length": 1, "cancelled": 0}
+
+
+def test_an_iterator_that_is_left_early_is_a_cancel(cluster: LocalCluster, client: Client) -> None:
+    """Whoever stops reading has his reasons; nothing has ended the answer."""
+    before = num_ended(cluster)
+    with client.session().generate("Count: 1, 2, 3,", raw=True, sampling=GREEDY, max_tokens=400, stop="never") as generation:
+        for token in generation:
+            if "5" in token.text:
+                break
+    assert generation.result.finish_reason is FinishReason.CANCELLED
+    deadline = time.monotonic() + 10
+    while (after := num_ended(cluster))["cancelled"] == before["cancelled"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert {reason: after[reason] - before[reason] for reason in after} == {"stop": 0, "length": 0, "cancelled": 1}
+
+
+def num_ended(cluster: LocalCluster) -> dict[str, int]:
+    """Requests that the broker has counted as ended, by reason, once it has heard of all."""
+    deadline = time.monotonic() + 10
+    while sum(pipeline.num_requests for pipeline in cluster.status().pipelines) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with urllib.request.urlopen(f"http://{cluster.metrics_address}/metrics", timeout=10) as page:
+        found = re.findall(r'request_success_total\{.*finished_reason="(\w+)".*\} ([\d.]+)', page.read().decode())
+    return {"stop": 0, "length": 0, "cancelled": 0} | {reason: int(float(value)) for reason, value in found}
 
 
 def test_the_status_tells_what_the_stages_have_done(cluster: LocalCluster, client: Client) -> None:

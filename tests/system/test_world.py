@@ -35,8 +35,11 @@ def assert_true_so_far(seen: Seen) -> None:
     assert len(seen.endings) <= 1
     if seen.endings:
         ending = seen.endings[0]
-        assert ending.num_tokens in (None, len(seen.token_ids))
-        if ending.finish_reason is FinishReason.LENGTH:
+        if seen.stop_after is None:
+            assert ending.num_tokens in (None, len(seen.token_ids))
+        elif ending.finish_reason is FinishReason.STOP and ending.timing is not None:
+            assert ending.usage.completion_tokens == seen.stop_after == len(seen.token_ids)
+        if ending.finish_reason is FinishReason.LENGTH and seen.stop_after is None:
             assert len(seen.token_ids) == seen.max_tokens
         if ending.timing is not None:
             assert_times_fit(ending.timing, seen.ended_at - seen.submitted_at)
@@ -207,6 +210,32 @@ def test_a_broken_return_link_costs_no_token() -> None:
     assert [ending.finish_reason for ending in seen.endings] == [FinishReason.LENGTH]
 
 
+@pytest.mark.parametrize("who", [0, 2], ids=["direct", "broker"])
+@pytest.mark.parametrize("cuts", [ONE, TWO, THREE, REPLICAS])
+def test_a_stop_string_ends_a_request_as_a_stop_on_every_way(cuts: list[list[tuple[int, int]]], who: int) -> None:
+    """The tail's ending comes, with what it knows; also when the link breaks as the client asks for it."""
+    for is_broken in (False, True):
+        world = World(1, cuts, num_clients=3)
+        world.run(4.0)
+        client = world.clients[who]
+        seen = client.requests[client.generate([1, 2, 3], 90)]
+        while len(seen.token_ids) < 5:
+            world.run(0.01)
+        if is_broken:
+            for stage in world.stages:
+                for key in [*stage.pairs]:
+                    stage.break_pair(key)
+        client.stop(next(iter(client.requests)))
+        world.run(4.0)
+        assert_true_so_far(seen)
+        (ending,) = seen.endings
+        assert (ending.finish_reason, ending.usage.prompt_tokens) == (FinishReason.STOP, 3)
+        assert seen.stop_after is not None and 5 <= ending.usage.completion_tokens == seen.stop_after < 90
+        assert ending.timing is not None and ending.num_tokens is not None
+        world.run(SETTLED_S)
+        assert_settled(world)
+
+
 class Faults(RuleBasedStateMachine):
     """Any faults in any order."""
 
@@ -236,6 +265,15 @@ class Faults(RuleBasedStateMachine):
         live = [request_id for request_id, seen in client.requests.items() if not seen.endings]
         if live:
             client.cancel(live[which % len(live)])
+
+    @rule(who=st.integers(0, 2), which=st.integers(0, 5))
+    def stop(self, who: int, which: int) -> None:
+        """Once for a request: what comes after it is not looked at."""
+        client = self.world.clients[who]
+        live = [key for key, seen in client.requests.items() if seen.token_ids and not seen.endings]
+        live = [key for key in live if client.requests[key].stop_after is None]
+        if live:
+            client.stop(live[which % len(live)])
 
     @rule(seconds=st.sampled_from([0.02, 0.1, 0.5, 2.0, 6.0]))
     def wait(self, seconds: float) -> None:

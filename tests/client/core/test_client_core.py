@@ -17,11 +17,13 @@ from stagewire.client.core.events import (
     DeliverMilestone,
     DeliverTokens,
     HoldRequest,
+    Instruction,
     LinkConnected,
     LinkDisconnected,
     Milestone,
     SendBroker,
     SendLink,
+    StopRequest,
     Submit,
     Tick,
 )
@@ -137,6 +139,51 @@ def test_a_discarded_request_is_acknowledged_without_a_reader() -> None:
     out = client.link(tokens(0, 5, 6, ending=cancelled), now=2.0)
     ack = ReturnAck((Acknowledgement("r", 2, ended=True),))
     assert out == [DeliverEnding("r", cancelled), SendLink(1, ack)]
+    assert not client.core.is_busy
+
+
+def test_a_stop_string_asks_for_an_ending_that_says_so_and_waits_for_it() -> None:
+    """Tokens after it go to nobody, and are acknowledged; the ending is told."""
+    client = streaming()
+    client.link(tokens(0, 5, 6, 7))
+    stop = SendLink(1, ReturnControl("r", ReturnAction.CANCEL, stop_after=2))
+    ack = SendLink(1, ReturnAck((Acknowledgement("r", 3, ended=False),)))
+    assert client.on(StopRequest("r", 2), 1.06) == [stop, ack]
+    assert client.link(tokens(3, 8)) == []
+    ending = Ending(FinishReason.STOP, 5, Usage(2, 2))
+    ack = SendLink(1, ReturnAck((Acknowledgement("r", 5, ended=True),)))
+    assert client.link(tokens(4, 9, ending=ending), now=2.0) == [DeliverEnding("r", ending), ack]
+    assert not client.core.is_busy
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_the_ending_of_a_stop_string_is_asked_for_again_on_every_way_and_not_waited_for_without_end(
+    is_linked: bool,
+) -> None:
+    """After five seconds the answer, which the caller has, ends here; without a path it begins at the broker."""
+    client = streaming()
+    client.link(tokens(0, 5, 6, 7))
+    at_broker: Instruction = SendBroker(Cancel("r", stop_after=2))
+    on_link: list[Instruction] = (
+        [SendLink(1, ReturnControl("r", ReturnAction.CANCEL, stop_after=2))] if is_linked else []
+    )
+    if not is_linked:
+        client.on(LinkDisconnected(1))
+    out = client.on(StopRequest("r", 2), 1.01)
+    assert out[:1] == (on_link or [at_broker])
+    again = [one for one in client.on(Tick(), 2.1) if one == at_broker or one in on_link]
+    assert again == [*on_link, at_broker]
+    assert not [one for one in client.on(Tick(), 5.9) if isinstance(one, DeliverEnding)]
+    ended = [one for one in client.on(Tick(), 6.2) if isinstance(one, DeliverEnding)]
+    assert ended == [DeliverEnding("r", Ending(FinishReason.STOP, 3, Usage(2, 3)))]
+
+
+def test_a_stop_string_in_the_last_tokens_of_an_answer_that_has_ended_asks_for_nothing() -> None:
+    """Its ending is there; the tail is told that it can forget it."""
+    client = streaming()
+    client.link(tokens(0, 5, 6, 7, ending=DONE))
+    ack = SendLink(1, ReturnAck((Acknowledgement("r", 3, ended=True),)))
+    assert client.on(StopRequest("r", 2), 1.06) == [ack]
     assert not client.core.is_busy
 
 

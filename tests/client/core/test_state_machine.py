@@ -24,6 +24,7 @@ from stagewire.client.core.events import (
     LinkConnected,
     LinkDisconnected,
     LinkMessage,
+    StopRequest,
     Submit,
     Tick,
 )
@@ -68,6 +69,14 @@ class ClientMachine(SimulatedNetwork, RuleBasedStateMachine):
         if request_id:
             self.callers[request_id].is_discarded |= discard
             self.handle(CancelRequest(request_id, discard))
+
+    @rule(which=st.integers(0, 7))
+    def stop(self, which: int) -> None:
+        """The caller finds a stop string in what has come."""
+        request_id = self.pick(which)
+        if request_id and self.callers[request_id].token_ids:
+            self.callers[request_id].is_discarded = True
+            self.handle(StopRequest(request_id, len(self.callers[request_id].token_ids)))
 
     @rule(which=st.integers(0, 7), paused=st.booleans())
     def hold(self, which: int, paused: bool) -> None:

@@ -218,6 +218,36 @@ def test_a_request_that_names_a_snapshot_needs_it_to_be_there() -> None:
     assert refused == {"unknown": ErrorCode.SNAPSHOT_NOT_FOUND, "theirs": ErrorCode.SNAPSHOT_NOT_FOUND}
     cached = {name: output.ending.usage.cached_tokens for name, output in outputs.items() if output.ending}
     assert cached == {"save": 0, "same": 40, "shorter": 16, "differs": 16}
+    notes = {name: output.ending.restore_note for name, output in outputs.items() if output.ending}
+    assert notes == {
+        "save": "",
+        "same": "",
+        "shorter": "snapshot 'a': the prompt shares the first 20 of its 40 tokens",
+        "differs": "snapshot 'a': the prompt shares the first 18 of its 40 tokens",
+    }
+
+
+def test_a_snapshot_that_was_freed_before_a_request_began_is_told_in_its_ending() -> None:
+    """One that waits has been acknowledged, and is computed all the same; one that has begun has what it needs."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    pipeline.start(replace(request("waits", [*PROMPT, 7], 3, GREEDY), restore="a"))
+    head_of(pipeline).snapshots.free("client", "a")
+    outputs = pipeline.run()
+    assert outputs["waits"].token_ids == expected_tokens([*PROMPT, 7], 3, 6)
+    ending = outputs["waits"].ending
+    assert ending is not None and ending.restore_note == "snapshot 'a' was freed before this request began"
+
+
+def test_a_prompt_that_goes_on_behind_the_snapshot_that_it_names_uses_all_of_it() -> None:
+    """Also where another snapshot is longer, and where nothing is to be drawn."""
+    pipeline = pipeline_of()
+    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "longer", [*PROMPT, 5, 5, 5], 0, SnapshotWish("b"))
+    for name, prompt, max_tokens in (("on", [*PROMPT, 1], 2), ("both", [*PROMPT, 5, 5, 5, 5], 2), ("none", PROMPT, 0)):
+        pipeline.start(replace(request(name, prompt, max_tokens, GREEDY), restore="a"))
+    outputs = pipeline.run()
+    assert [output.ending.restore_note for output in outputs.values() if output.ending] == [""] * 5
 
 
 def test_a_snapshot_made_of_one_without_logits_has_none_either() -> None:

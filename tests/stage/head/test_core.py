@@ -106,6 +106,22 @@ def test_a_cancel_may_overtake_its_request() -> None:
     assert (step.slices, step.finishes) == ((), (SequenceFinish(1, FinishReason.CANCELLED),))
 
 
+def test_a_stop_string_that_the_client_has_found_finishes_the_request_as_a_stop() -> None:
+    """With the number of tokens that are the answer; a second word changes nothing, and the report says stop."""
+    core = head()
+    core.handle(start(), 0.0)
+    step = core.next_step(0.0)
+    assert step is not None
+    core.handle(StepResult(step.step_id, (SequenceResult(1, (7,), None),), ()), 0.1)
+    core.handle(CancelRequest("r", stop_after=1), 0.2)
+    core.handle(CancelRequest("r"), 0.2)
+    step = core.next_step(0.3)
+    assert step is not None and step.finishes == (SequenceFinish(1, FinishReason.STOP, stop_after=1),)
+    result = SequenceResult(1, (), FinishReason.STOP, None, Usage(3, 1))
+    (report,) = core.handle(StepResult(step.step_id, (result,), ()), 0.4)
+    assert report == RequestEnded("r", EPOCH, FinishReason.STOP, None, Usage(3, 1))
+
+
 def test_a_tombstone_is_forgotten_after_a_minute() -> None:
     """Then the id is new again."""
     core = head()

@@ -98,6 +98,22 @@ def test_the_head_ends_a_request_through_the_tail(finish: SequenceFinish, code: 
     )
 
 
+@pytest.mark.parametrize(("stop_after", "num_wanted"), [(2, 2), (1, 1), (0, 0), (9, 2)])
+def test_a_stop_string_that_the_client_has_found_ends_it_as_a_stop_of_so_many_tokens(
+    stop_after: int, num_wanted: int
+) -> None:
+    """All that were sent are still told, so that the client can see that it has them."""
+    core = tail(start())
+    run(core, step(prefill()), rows(3))
+    run(core, step(decode(2)), rows(3))
+    finish = SequenceFinish(1, FinishReason.STOP, stop_after=stop_after)
+    ended = replace(ending(FinishReason.STOP, 2), usage=Usage(2, num_wanted))
+    assert run(core, step(finishes=(finish,))) == (
+        StepResult(1, (SequenceResult(1, (), FinishReason.STOP, None, Usage(2, num_wanted)),), ()),
+        [to_client(tokens(2, ending=ended)), timing_line(start(), ended)],
+    )
+
+
 def test_a_request_that_never_ran_gets_its_ending_too() -> None:
     """It starts and is finished in one step, without a slice."""
     core = tail()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
 from stagewire.stage.tail.return_link import (
     CloseLink,
     Dial,
@@ -184,6 +186,13 @@ def test_the_client_may_cancel_pause_and_resume() -> None:
     assert link.receive(1, ReturnControl("r", ReturnAction.PAUSE), 0.4) == []
     assert link.receive(1, ReturnControl("r", ReturnAction.RESUME), 0.5) == [TellHead(Flow("r", False))]
     assert link.receive(1, ReturnControl("x", ReturnAction.CANCEL), 0.6) == []
+
+
+@pytest.mark.parametrize("stop_after", [0, 3, 256])
+def test_a_cancel_because_of_a_stop_string_reaches_the_head_as_such(stop_after: int) -> None:
+    """With the number of tokens that are the answer."""
+    control = ReturnControl("r", ReturnAction.CANCEL, stop_after)
+    assert established().receive(1, control, 0.2) == [TellHead(CancelRequest("r", stop_after))]
 
 
 def test_an_ending_is_kept_until_it_is_acknowledged() -> None:
