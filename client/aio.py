@@ -161,9 +161,13 @@ class AsyncClient:
         """See `Client.clear_caches`."""
         return await asyncio.to_thread(self._client.clear_caches)
 
-    async def snapshots(self) -> Snapshots:
+    async def snapshots(self, *, owner: str = "") -> Snapshots:
         """See `Client.snapshots`."""
-        return await asyncio.to_thread(self._client.snapshots)
+        return await asyncio.to_thread(self._client.snapshots, owner=owner)
+
+    async def all_snapshots(self) -> Snapshots:
+        """See `Client.all_snapshots`."""
+        return await asyncio.to_thread(self._client.all_snapshots)
 
     async def snapshot_info(self, name: str) -> SnapshotInfo | None:
         """See `Client.snapshot_info`."""
@@ -177,9 +181,13 @@ class AsyncClient:
         """See `Client.export_snapshot`."""
         return await asyncio.to_thread(self._client.export_snapshot, name, file)
 
-    async def free_snapshot(self, name: str) -> Snapshots:
+    async def free_snapshot(self, name: str, *, owner: str = "") -> Snapshots:
         """See `Client.free_snapshot`."""
-        return await asyncio.to_thread(self._client.free_snapshot, name)
+        return await asyncio.to_thread(self._client.free_snapshot, name, owner=owner)
+
+    async def free_all_snapshots(self, *, owner: str = "") -> Snapshots:
+        """See `Client.free_all_snapshots`."""
+        return await asyncio.to_thread(self._client.free_all_snapshots, owner=owner)
 
     async def connect(self) -> None:
         """See `Client.connect`."""

@@ -65,6 +65,8 @@ class BrokerSpec:
     stage_silence_s: float | None = None
     step_hang_s: float | None = None
     grace_s: float | None = None
+    client_silence_s: float | None = None
+    snapshot_expiry_s: float | None = None
     metrics_port: Port | None = None
     feed_condition: WireCondition | None = None
 

@@ -109,8 +109,9 @@ EPOCHS_LOST = _counter(
     _B, "epochs_lost_total", "epochs", "Pipelines that ended, and their running requests with them, by code.", "code"
 )
 SNAPSHOT_OPERATIONS = _counter(
-    _B, "snapshot_operations_total", "operations", "What clients asked about snapshots.", "operation"
-)
+    _B, "snapshot_operations_total", "operations",
+    "What was asked about snapshots, and (expire) snapshots freed because their anonymous client is gone.", "operation",
+)  # fmt: skip
 
 # --- the head: its clock sees a request arrive, and hears of each token when the client is sent it ---
 

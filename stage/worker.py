@@ -194,6 +194,7 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
             max_sequences=settings.max_sequences,
             chunk_tokens=settings.chunk_tokens,
             chunk_target_s=settings.chunk_target_s,
+            are_blocks_shared=assemble.cache_blocks > 0 and operators.is_row_exact,
         )
         return HeadLimits(
             scheduler=scheduler,

@@ -38,7 +38,10 @@ class PipelineStatus:
 @message(40)
 @dataclass(frozen=True, slots=True)
 class Status(Message):
-    """Answer to `GetStatus`. `waiting_for` says in words what keeps a pipeline from being whole, or is empty."""
+    """Answer to `GetStatus`. `waiting_for` says in words what keeps a pipeline from being whole, or is empty.
+
+    Snapshots of anonymous clients are freed when these have been gone for `snapshot_expiry_s`.
+    """
 
     incarnation: int
     uptime_s: float
@@ -50,3 +53,4 @@ class Status(Message):
     num_requests_running: int
     num_bad_messages: int
     waiting_for: str
+    snapshot_expiry_s: float

@@ -24,6 +24,7 @@ from stagewire.wire.tensor import TokenIds
 Refusal = tuple[ErrorCode, str]
 DeskOutput = SnapshotReport | StartJob
 _MAX_TICKETS = 64
+_SEE_ALL = "`stagewire snapshot list --all` shows all"
 _MOST_PINNED = 0.5
 """Snapshots may hold so much of the pool together: who has gone must not lock out those who come."""
 
@@ -68,11 +69,12 @@ class SnapshotDesk:
 
     def num_pinned(self, request: StartRequest) -> int:
         """Blocks that snapshots hold once this request's is among them."""
-        snapshots, wish = self._scheduler.snapshots, request.snapshot
-        if wish is None:
-            return snapshots.num_blocks
-        num_tokens = len(request.prompt_token_ids) if wish.num_tokens is None else wish.num_tokens
-        return snapshots.num_blocks + snapshots.blocks_for(num_tokens)
+        pinned, wish = self._scheduler.snapshots.pinned, request.snapshot
+        return (
+            pinned.num_blocks
+            if wish is None
+            else pinned.num_with(request.prompt_token_ids.to_list()[: wish.num_tokens])
+        )
 
     def refusal(self, request: StartRequest, running: Iterable[Sequence]) -> Refusal | None:
         """Why a request's snapshot cannot be made, or the one it restores is not there.
@@ -94,13 +96,15 @@ class SnapshotDesk:
         no_room = max(needs) > self._limits.max_total_tokens(num_pinned)
         no_room = no_room or num_pinned > _MOST_PINNED * self._limits.scheduler.num_blocks
         if len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
-            return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one"
+            return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one ({_SEE_ALL})"
         if no_room:
-            detail = (
-                f"no KV blocks left to keep {num_tokens} tokens; free a snapshot, or give the stages more kv_tokens"
-            )
-            return ErrorCode.SNAPSHOT_LIMIT, detail
+            detail = f"no KV blocks left to keep {num_tokens} tokens; {self._pinned()}: free one ({_SEE_ALL}), "
+            return ErrorCode.SNAPSHOT_LIMIT, f"{detail}or give the stages more kv_tokens"
         return None
+
+    def _pinned(self) -> str:
+        snapshots, num_blocks = self._scheduler.snapshots, self._limits.scheduler.num_blocks
+        return f"{len(snapshots)} snapshots hold {snapshots.num_blocks} of {num_blocks}"
 
     # --- what the client asks for ---
 
@@ -108,33 +112,41 @@ class SnapshotDesk:
         """The complete ones of this client, by name."""
         return self._scheduler.snapshots.of_client(client_id)
 
-    def free(self, client_id: str, name: str) -> None:
-        """Give it up on all stages, with the next step; an unknown name changes nothing."""
-        snapshot = self._find(client_id, name)
-        if snapshot is not None:
+    def free(self, client_id: str, name: str | None = None) -> int:
+        """Give up one, or (None) all of a client, on all stages, with the next step; returns how many that were."""
+        freed = [one for one in self.of_client(client_id) if name in (None, one.name)]
+        for snapshot in freed:
             self._scheduler.release(self._scheduler.snapshots.retire(snapshot))
+        return len(freed)
 
     def answer(self, asked: AskHeadSnapshots, now: float) -> list[DeskOutput]:
         """Carry out an order and report, now or when its files are written."""
-        order, refusal = asked.order, None
-        if order.action is SnapshotAction.FREE:
-            self.free(asked.client_id, order.name)
-        elif order.action is SnapshotAction.RENAME:
-            refusal = self._rename(asked.client_id, order)
-        elif order.action is SnapshotAction.EXPORT:
-            return self._export(asked, now)
-        return [self._report(asked, refusal)]
+        match asked.order.action:
+            case SnapshotAction.FREE:
+                return [self._report(asked, num_freed=self.free(asked.client_id, asked.order.name))]
+            case SnapshotAction.FREE_ALL:
+                return [self._report(asked, num_freed=self.free(asked.client_id))]
+            case SnapshotAction.RENAME:
+                return [self._report(asked, self._rename(asked.client_id, asked.order))]
+            case SnapshotAction.EXPORT:
+                return self._export(asked, now)
+        return [self._report(asked)]
 
     def _find(self, client_id: str, name: str) -> Snapshot | None:
         return self._scheduler.snapshots.find(client_id, name)
 
-    def _report(self, asked: AskHeadSnapshots, refusal: Refusal | None = None) -> SnapshotReport:
-        size, pipeline = self._limits.scheduler.block_size, str(self._epoch)
-        items = tuple(
-            SnapshotInfo(one.name, one.num_tokens, -(-one.num_tokens // size), one.has_logits, pipeline)
-            for one in self.of_client(asked.client_id)
-        )
-        return SnapshotReport(asked.ticket, items, *(refusal or (None, "")))
+    def _report(self, asked: AskHeadSnapshots, refusal: Refusal | None = None, num_freed: int = 0) -> SnapshotReport:
+        is_all, snapshots = asked.order.action is SnapshotAction.LIST_ALL, self._scheduler.snapshots
+        told = snapshots.of_all() if is_all else snapshots.of_client(asked.client_id)
+        items = tuple(self._info(one) for one in told)
+        code, detail = refusal or (None, "")
+        return SnapshotReport(asked.ticket, items, code, detail, num_freed)
+
+    def _info(self, snapshot: Snapshot) -> SnapshotInfo:
+        pinned, num_tokens = self._scheduler.snapshots.pinned, snapshot.num_tokens
+        num_own = pinned.num_freed(snapshot.seq_id)
+        words = (snapshot.name, num_tokens, pinned.blocks_for(num_tokens), snapshot.has_logits)
+        return SnapshotInfo(*words, str(self._epoch), snapshot.client_id, num_own)
 
     def _rename(self, client_id: str, order: SnapshotOrder) -> Refusal | None:
         snapshot = self._find(client_id, order.name)

@@ -303,7 +303,7 @@ def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
         assert report.message.ticket == 4
         return report.message.items
 
-    assert told("c") == (SnapshotInfo("rules", 2, 1, True, str(EPOCH)),)
+    assert told("c") == (SnapshotInfo("rules", 2, 1, True, str(EPOCH), "c", 1),)
     assert told("d", free="rules") == () and len(told("c")) == 1
     assert told("c", free="rules") == ()
     run_ring([core], [ToyOperators(0, 2, 2, 16)])

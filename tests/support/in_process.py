@@ -94,6 +94,7 @@ class InProcessPipeline:
                 max_sequences=max_sequences,
                 chunk_tokens=chunk_tokens,
                 chunk_target_s=60.0,
+                are_blocks_shared=assemble.cache_blocks > 0 and all(o.is_row_exact for o in operators),
             )
             return HeadLimits(
                 scheduler=scheduler,
