@@ -31,6 +31,7 @@ class StageLimits:
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None
     step_deadline_s: float | None = None
+    dial_timeout_s: float | None = None
     metrics_port: Port | None = None
 
 

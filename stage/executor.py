@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from stagewire.stage.kv.prefix_index import TOKEN_BYTES
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.request import NO_STATISTICS, StageTiming
-from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
+from stagewire.wire.ring import RESTORES, Miss, Phase, Restored, Slice, Step, Unrecorded
 from stagewire.wire.tensor import DType, Tensor
 
 TokenArray = npt.NDArray[np.int32]
@@ -64,6 +64,18 @@ class Plan:
         return operators.forward(self.batch, self.hidden_states) if self.batch else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What this stage has of a restore's tokens; `num_fetched` of them were read from files."""
+
+    num_asked: int
+    num_found: int
+    num_fetched: int = 0
+
+
+_NOTHING = _Found(0, 0)
+
+
 class StepExecutor:
     """Sequences of one pipeline epoch in this stage's KV store."""
 
@@ -72,9 +84,9 @@ class StepExecutor:
         self._hidden_size, self._stage_index = hidden_size, stage_index
         self._is_first = stage_index == 0
 
-    def lookup(self, token_ids: Sequence[int], limit: int, num_elsewhere: int | None) -> int:
+    def lookup(self, token_ids: Sequence[int], limit: int) -> int:
         """For the head of this very stage: how many of the first `limit` tokens a restore would give now."""
-        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, num_elsewhere)
+        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit)
 
     def plan(self, step: Step) -> Plan:
         """Release, restore, append, look for misses.
@@ -86,7 +98,9 @@ class StepExecutor:
         self.begin(step.step_id, step.releases)
         spans = list(self._pieces(step))
         writes: list[Write] = []
-        slices = [self._restore(span, token_ids, writes) for span, token_ids in spans]
+        found: dict[int, _Found] = {}
+        slices = [self._restore(span, token_ids, writes, found) for span, token_ids in spans]
+        self._count_asked(step, found)
         copies: list[Copy] = []
         slices = [self._append(span, ids, copies) for span, (_, ids) in zip(slices, spans, strict=True)]
         slices = [self._keep(span) if span.keep else span for span in slices]
@@ -96,7 +110,7 @@ class StepExecutor:
             if new.missed and not old.missed
         ]
         batch = self._batch(slices, [ids for _, ids in spans])
-        planned = self._planned(step, tuple(slices))
+        planned = self._planned(step, tuple(slices), found)
         hidden_states = self._input(step, slices, bool(misses))
         jobs = tuple(self.files.job(order) for order in step.orders)
         return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies), tuple(writes), jobs)
@@ -116,17 +130,73 @@ class StepExecutor:
             yield span, token_ids[offset : offset + span.num_tokens]
             offset += span.num_tokens
 
-    def _planned(self, step: Step, slices: tuple[Slice, ...]) -> Step:
+    def _planned(self, step: Step, slices: tuple[Slice, ...], found: Mapping[int, _Found]) -> Step:
         """The step with what became of its slices, and of the cache; most steps change neither."""
         recent, bit = self._store.take_statistics(), 1 << self._stage_index
-        if recent is NO_STATISTICS and slices == step.slices:
+        unrecorded = self._unrecorded(step, slices)
+        if recent is NO_STATISTICS and not unrecorded and slices == step.slices:
             return step
         seen = replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
-        return replace(step, slices=slices, cache=step.cache.plus(seen))
+        return replace(
+            step,
+            slices=slices,
+            cache=step.cache.plus(seen),
+            restored=self._restored(step, found) if found else step.restored,
+            unrecorded=unrecorded,
+        )
+
+    def _restored(self, step: Step, found: Mapping[int, _Found]) -> tuple[Restored, ...]:
+        """What became of the restores so far, with this stage's part."""
+        before = {one.seq_id: one for one in step.restored}
+        told: list[Restored] = []
+        for seq_id, here in found.items():
+            last = before.get(seq_id) or Restored(seq_id, here.num_asked, here.num_asked)
+            is_short = last.missed_at is None and here.num_found < here.num_asked
+            told.append(
+                Restored(
+                    seq_id,
+                    here.num_found,
+                    last.num_asked,
+                    last.num_bytes + self._store.num_bytes(here.num_found),
+                    max(last.num_fetched, here.num_fetched),
+                    self._stage_index if is_short else last.missed_at,
+                )
+            )
+        return (*(one for one in step.restored if one.seq_id not in found), *told)
+
+    def _unrecorded(self, step: Step, slices: Sequence[Slice]) -> tuple[Unrecorded, ...]:
+        """What sequences that may end with this step have left for the caches: their endings tell it."""
+        finishing = {finish.seq_id for finish in step.finishes}
+        told = {one.seq_id: one for one in step.unrecorded}
+        ending = {span.seq_id for span in slices if not span.missed and (span.sample or span.seq_id in finishing)}
+        for seq_id in sorted(ending):
+            if num_new := self._store.num_unrecorded(seq_id):
+                last = told.get(seq_id) or Unrecorded(seq_id, 0, 0)
+                num_bytes = last.num_bytes + self._store.num_bytes(num_new)
+                told[seq_id] = Unrecorded(seq_id, last.num_tokens + num_new, num_bytes)
+        return tuple(told.values())
 
     # --- restoring ---
 
-    def _restore(self, span: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
+    def _count_asked(self, step: Step, found: Mapping[int, _Found]) -> None:
+        """The tokens of requests that begin with this step count as held or missing: once, however often they enter.
+
+        A head is asked for a prompt's tokens but its last, or more where it has a snapshot; others for what the
+        stages before them hold.
+        """
+        present = {span.seq_id for span in step.slices} if step.starts else set()
+        for start in step.starts:
+            here = found.get(start.seq_id, _NOTHING)
+            num_asked = max(here.num_asked, start.num_prompt_tokens - 1) if self._is_first else here.num_asked
+            if start.seq_id in present and num_asked:
+                num_missed = num_asked - here.num_found
+                self._store.cache.count_tokens(here.num_found - here.num_fetched, here.num_fetched, num_missed)
+                if here is _NOTHING:
+                    self._store.cache.count_lookup(0, num_asked)
+
+    def _restore(
+        self, span: Slice, token_ids: TokenArray, writes: list[Write], seen: dict[int, _Found]
+    ) -> Slice:  # fmt: skip
         """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
 
         A restore-and-decode that has shrunk lacks tokens before its row, which is then missed like any other.
@@ -135,13 +205,15 @@ class StepExecutor:
             return span
         if span.phase is Phase.RESUME:
             is_held = span.source is not None and self._store.resume(span.source, span.seq_id, token_ids)
+            self._store.cache.count_lookup(span.num_restored * is_held, span.num_restored)
+            seen[span.seq_id] = _Found(span.num_restored, span.num_restored * is_held)
             return span if is_held else replace(span, num_restored=0, missed=True)
         fetched, held = 0, self._store.restore(span.seq_id, token_ids, span.num_restored)
         if held < span.num_restored and (staged := self.files.take(span.seq_id)):
             fetched = self._unstage(span, token_ids, held, staged, writes) - held
         found = held + fetched
         self._store.cache.count_lookup(found, span.num_restored)
-        self._store.cache.count_tokens(held, fetched, span.num_restored - found)
+        seen[span.seq_id] = _Found(span.num_restored, found, fetched)
         return replace(span, num_restored=found)
 
     def _unstage(self, span: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:

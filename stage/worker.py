@@ -213,4 +213,5 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
         draw_nonce=lambda: secrets.token_bytes(16),
         card=loaded.card,
         control_endpoint=settings.control_endpoint,
+        dial_timeout_s=settings.dial_timeout_s,
     )

@@ -76,10 +76,27 @@ class SequenceResult:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore found: the `num_tokens` that all stages hold."""
+    """What a restore of `num_asked` tokens found: the `num_tokens` that all stages so far hold.
+
+    `num_bytes` are their keys and values, of all these stages; the most that one has read from files for it are
+    `num_fetched` tokens. `missed_at` is the stage that first held less than it was asked for.
+    """
 
     seq_id: int
     num_tokens: int
+    num_asked: int = 0
+    num_bytes: int = 0
+    num_fetched: int = 0
+    missed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What goes into the prefix caches when a sequence is released: tokens, and bytes, of all stages so far."""
+
+    seq_id: int
+    num_tokens: int
+    num_bytes: int
 
 
 @message(110)
@@ -200,6 +217,7 @@ class SequenceStart:
     stop_token_ids: tuple[int, ...]
     offer: ReturnOffer | None
     admission_s: float = 0.0
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +291,9 @@ class Step(Message):
 
     `token_ids` are those of all slices, one after the other, also of missed ones. `hidden_states` is float32
     [T, D] with the rows of the slices that were not missed; None on the way into the head. `cache` is what the
-    caches of the stages so far did, since the step before. `waits` has an item for each sequence that has slices.
+    caches of the stages so far did, since the step before. `waits` has an item for each sequence that has slices,
+    `restored` one for each slice that restores, `unrecorded` one for each sequence that may end with this step and
+    still has something for the caches.
     """
 
     step_id: int
@@ -287,3 +307,5 @@ class Step(Message):
     cache: CacheStatistics = NO_STATISTICS
     orders: tuple[FileOrder, ...] = ()
     waits: tuple[Wait, ...] = ()
+    restored: tuple[Restored, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()

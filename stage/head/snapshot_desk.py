@@ -13,16 +13,19 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence
 from stagewire.stage.schedule.snapshots import MAX_SNAPSHOTS, Snapshot
+from stagewire.stage.timing.head_times import HeadMeasures
+from stagewire.stage.timing.timing_line import one_word
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_NAME_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.ring import FileAction, FileOrder, StartRequest
+from stagewire.wire.ring import FileAction, FileOrder, StartRequest, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import TokenIds
 
 Refusal = tuple[ErrorCode, str]
-DeskOutput = SnapshotReport | StartJob
+DeskOutput = SnapshotReport | StartJob | Note
 _MAX_TICKETS = 64
 _SEE_ALL = "`stagewire snapshot list --all` shows all"
 _MOST_PINNED = 0.5
@@ -36,6 +39,7 @@ class _Export:
     snapshot: Snapshot
     client_id: str
     file: str
+    begun_at: float
     asked: list[AskHeadSnapshots] = field(default_factory=list)
     replaces: Manifest | None = None
 
@@ -51,9 +55,10 @@ class SnapshotDesk:
         scheduler: Scheduler,
         files: HeadFiles,
         new_seq_id: Callable[[], int],
+        measures: HeadMeasures,
     ) -> None:
         self._epoch, self._model, self._limits, self._scheduler, self._files = epoch, model, limits, scheduler, files
-        self._new_seq_id = new_seq_id
+        self._new_seq_id, self._measures = new_seq_id, measures
         self._exports: dict[int, _Export] = {}
 
     # --- making ---
@@ -105,6 +110,19 @@ class SnapshotDesk:
     def _pinned(self) -> str:
         snapshots, num_blocks = self._scheduler.snapshots, self._limits.scheduler.num_blocks
         return f"{len(snapshots)} snapshots hold {snapshots.num_blocks} of {num_blocks}"
+
+    def saved(self, result: StepResult) -> list[Note]:
+        """The snapshots that are complete with this step, for the log."""
+        complete = [one for one in self._scheduler.snapshots.of_all() if one.seq_id in result.kept]
+        return [Note("snapshot_saved", f"{self._words(one)} pinned_blocks={self._num_pinned}") for one in complete]
+
+    @property
+    def _num_pinned(self) -> int:
+        return self._scheduler.snapshots.num_blocks
+
+    def _words(self, snapshot: Snapshot) -> str:
+        client, name = one_word(snapshot.client_id), one_word(snapshot.name)
+        return f"client={client} name={name} epoch={self._epoch} tokens={snapshot.num_tokens}"
 
     # --- what the client asks for ---
 
@@ -177,13 +195,15 @@ class SnapshotDesk:
         if running or not self._files.has_room or any(one.file == file for one in self._exports.values()):
             return [self._report(asked, (ErrorCode.QUEUE_FULL, "another export is running; try again"))]
         snapshot.is_busy = True
-        self._exports[snapshot.seq_id] = _Export(snapshot, asked.client_id, file, [asked])
+        self._exports[snapshot.seq_id] = _Export(snapshot, asked.client_id, file, now, [asked])
         self._files.await_manifest(FileOrder(snapshot.seq_id, FileAction.EXPORT, file), now)
         return [StartJob(ReadManifest(self._epoch, snapshot.seq_id, file))]
 
     def finish_export(self, done: JobDone, now: float) -> list[DeskOutput]:
         """The manifest that was there has been read, or the new one is written."""
         export = self._exports.get(done.job.seq_id)
+        if export is not None and not done.code and isinstance(done.job, WriteManifest):
+            return [self._exported(export, now), *self._end_export(done.job.seq_id, None)]
         if export is None or done.code or isinstance(done.job, WriteManifest):
             return [*self._end_export(done.job.seq_id, (done.code, done.detail) if done.code else None)]
         if done.manifest and done.manifest.client_id != export.client_id:
@@ -193,6 +213,12 @@ class SnapshotDesk:
         digests = done.manifest.digests if done.manifest else ()
         self._files.order(FileOrder(export.snapshot.seq_id, FileAction.EXPORT, export.file, digests), now)
         return []
+
+    def _exported(self, export: _Export, now: float) -> Note:
+        elapsed_s = now - export.begun_at
+        self._measures.export_s.observe(elapsed_s)
+        words = f"{self._words(export.snapshot)} file={export.file} elapsed_ms={1000 * elapsed_s:.2f}"
+        return Note("snapshot_exported", words)
 
     def finish_parts(self, wait: FileWait, now: float) -> list[DeskOutput]:
         """All stages have written their parts, or one could not, or it took too long."""

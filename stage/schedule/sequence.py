@@ -86,6 +86,7 @@ class Sequence:
             stop_token_ids=request.stop_token_ids,
             offer=request.offer,
             admission_s=request.admission_s,
+            session_id=request.session_id,
         )
 
     @property
