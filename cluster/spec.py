@@ -19,7 +19,7 @@ Port = int | Literal["off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
-    """Settings of a stage by the same names; None leaves the stage's default."""
+    """Settings of a stage by the same names, and how much it logs; None leaves the stage's default."""
 
     kv_tokens: int | None = None
     cache_tokens: int | None = None
@@ -33,6 +33,7 @@ class StageLimits:
     step_deadline_s: float | None = None
     dial_timeout_s: float | None = None
     metrics_port: Port | None = None
+    log_level: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class BrokerSpec:
     client_silence_s: float | None = None
     snapshot_expiry_s: float | None = None
     metrics_port: Port | None = None
+    log_level: str | None = None
     feed_condition: WireCondition | None = None
 
 

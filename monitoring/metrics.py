@@ -167,7 +167,7 @@ HOP_TIME = _histogram(
 )  # fmt: skip
 RESTORE_TIME = _histogram(
     _H, "restore_seconds", STEP_SECONDS, "seconds",
-    "From the start of a step that restores until its result is back: with all forward passes of that step. hit: all "
+    "From the start of a step that restores until its result is back, with all of its forward passes. hit: all "
     "stages held what was asked for; partial: a part of it; miss: nothing.", "outcome",
 )  # fmt: skip
 FETCH_TIME = _histogram(

@@ -15,11 +15,12 @@ from stagewire.stage.compute.operators import Batch, Operators, SequenceRows
 from stagewire.stage.files.jobs import FileJob, Staged
 from stagewire.stage.files.stage_files import StageFiles
 from stagewire.stage.kv.blocks import Copy, MissingTokens, OutOfBlocks
+from stagewire.stage.kv.found import Found, count_asked, restored_so_far
 from stagewire.stage.kv.prefix_index import TOKEN_BYTES
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode, StagewireError
-from stagewire.wire.request import NO_STATISTICS, StageTiming
-from stagewire.wire.ring import RESTORES, Miss, Phase, Restored, Slice, Step, Unrecorded
+from stagewire.wire.request import NO_STATISTICS, StageTiming, Unrecorded
+from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import DType, Tensor
 
 TokenArray = npt.NDArray[np.int32]
@@ -64,18 +65,6 @@ class Plan:
         return operators.forward(self.batch, self.hidden_states) if self.batch else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What this stage has of a restore's tokens; `num_fetched` of them were read from files."""
-
-    num_asked: int
-    num_found: int
-    num_fetched: int = 0
-
-
-_NOTHING = _Found(0, 0)
-
-
 class StepExecutor:
     """Sequences of one pipeline epoch in this stage's KV store."""
 
@@ -98,9 +87,10 @@ class StepExecutor:
         self.begin(step.step_id, step.releases)
         spans = list(self._pieces(step))
         writes: list[Write] = []
-        found: dict[int, _Found] = {}
+        found: dict[int, Found] = {}
         slices = [self._restore(span, token_ids, writes, found) for span, token_ids in spans]
-        self._count_asked(step, found)
+        if step.starts:
+            count_asked(step, found, self._store.cache, is_head=self._is_first)
         copies: list[Copy] = []
         slices = [self._append(span, ids, copies) for span, (_, ids) in zip(slices, spans, strict=True)]
         slices = [self._keep(span) if span.keep else span for span in slices]
@@ -130,7 +120,7 @@ class StepExecutor:
             yield span, token_ids[offset : offset + span.num_tokens]
             offset += span.num_tokens
 
-    def _planned(self, step: Step, slices: tuple[Slice, ...], found: Mapping[int, _Found]) -> Step:
+    def _planned(self, step: Step, slices: tuple[Slice, ...], found: Mapping[int, Found]) -> Step:
         """The step with what became of its slices, and of the cache; most steps change neither."""
         recent, bit = self._store.take_statistics(), 1 << self._stage_index
         unrecorded = self._unrecorded(step, slices)
@@ -141,28 +131,9 @@ class StepExecutor:
             step,
             slices=slices,
             cache=step.cache.plus(seen),
-            restored=self._restored(step, found) if found else step.restored,
+            restored=restored_so_far(step, found, self._stage_index, self._store) if found else step.restored,
             unrecorded=unrecorded,
         )
-
-    def _restored(self, step: Step, found: Mapping[int, _Found]) -> tuple[Restored, ...]:
-        """What became of the restores so far, with this stage's part."""
-        before = {one.seq_id: one for one in step.restored}
-        told: list[Restored] = []
-        for seq_id, here in found.items():
-            last = before.get(seq_id) or Restored(seq_id, here.num_asked, here.num_asked)
-            is_short = last.missed_at is None and here.num_found < here.num_asked
-            told.append(
-                Restored(
-                    seq_id,
-                    here.num_found,
-                    last.num_asked,
-                    last.num_bytes + self._store.num_bytes(here.num_found),
-                    max(last.num_fetched, here.num_fetched),
-                    self._stage_index if is_short else last.missed_at,
-                )
-            )
-        return (*(one for one in step.restored if one.seq_id not in found), *told)
 
     def _unrecorded(self, step: Step, slices: Sequence[Slice]) -> tuple[Unrecorded, ...]:
         """What sequences that may end with this step have left for the caches: their endings tell it."""
@@ -178,24 +149,8 @@ class StepExecutor:
 
     # --- restoring ---
 
-    def _count_asked(self, step: Step, found: Mapping[int, _Found]) -> None:
-        """The tokens of requests that begin with this step count as held or missing: once, however often they enter.
-
-        A head is asked for a prompt's tokens but its last, or more where it has a snapshot; others for what the
-        stages before them hold.
-        """
-        present = {span.seq_id for span in step.slices} if step.starts else set()
-        for start in step.starts:
-            here = found.get(start.seq_id, _NOTHING)
-            num_asked = max(here.num_asked, start.num_prompt_tokens - 1) if self._is_first else here.num_asked
-            if start.seq_id in present and num_asked:
-                num_missed = num_asked - here.num_found
-                self._store.cache.count_tokens(here.num_found - here.num_fetched, here.num_fetched, num_missed)
-                if here is _NOTHING:
-                    self._store.cache.count_lookup(0, num_asked)
-
     def _restore(
-        self, span: Slice, token_ids: TokenArray, writes: list[Write], seen: dict[int, _Found]
+        self, span: Slice, token_ids: TokenArray, writes: list[Write], seen: dict[int, Found]
     ) -> Slice:  # fmt: skip
         """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
 
@@ -206,14 +161,14 @@ class StepExecutor:
         if span.phase is Phase.RESUME:
             is_held = span.source is not None and self._store.resume(span.source, span.seq_id, token_ids)
             self._store.cache.count_lookup(span.num_restored * is_held, span.num_restored)
-            seen[span.seq_id] = _Found(span.num_restored, span.num_restored * is_held)
+            seen[span.seq_id] = Found(span.num_restored, span.num_restored * is_held)
             return span if is_held else replace(span, num_restored=0, missed=True)
         fetched, held = 0, self._store.restore(span.seq_id, token_ids, span.num_restored)
         if held < span.num_restored and (staged := self.files.take(span.seq_id)):
             fetched = self._unstage(span, token_ids, held, staged, writes) - held
         found = held + fetched
         self._store.cache.count_lookup(found, span.num_restored)
-        seen[span.seq_id] = _Found(span.num_restored, found, fetched)
+        seen[span.seq_id] = Found(span.num_restored, found, fetched)
         return replace(span, num_restored=found)
 
     def _unstage(self, span: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:

@@ -93,6 +93,31 @@ NO_STATISTICS = CacheStatistics()
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore of `num_asked` tokens found: the `num_tokens` that all stages so far hold.
+
+    `num_bytes` are their keys and values, of all these stages; the most that one has read from files for it are
+    `num_fetched` tokens. `missed_at` is the stage that first held less than it was asked for.
+    """
+
+    seq_id: int
+    num_tokens: int
+    num_asked: int = 0
+    num_bytes: int = 0
+    num_fetched: int = 0
+    missed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What goes into the prefix caches when a sequence is released: tokens, and bytes, of all stages so far."""
+
+    seq_id: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWish:
     """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
 

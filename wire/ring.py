@@ -11,9 +11,11 @@ from stagewire.wire.request import (
     NO_STATISTICS,
     CacheStatistics,
     FinishReason,
+    Restored,
     ReturnOffer,
     SnapshotWish,
     StageTiming,
+    Unrecorded,
     Usage,
 )
 from stagewire.wire.sampling import SamplingParams
@@ -72,31 +74,6 @@ class SequenceResult:
     finish_reason: FinishReason | None
     code: ErrorCode | None = None
     usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a restore of `num_asked` tokens found: the `num_tokens` that all stages so far hold.
-
-    `num_bytes` are their keys and values, of all these stages; the most that one has read from files for it are
-    `num_fetched` tokens. `missed_at` is the stage that first held less than it was asked for.
-    """
-
-    seq_id: int
-    num_tokens: int
-    num_asked: int = 0
-    num_bytes: int = 0
-    num_fetched: int = 0
-    missed_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Unrecorded:
-    """What goes into the prefix caches when a sequence is released: tokens, and bytes, of all stages so far."""
-
-    seq_id: int
-    num_tokens: int
-    num_bytes: int
 
 
 @message(110)

@@ -6,6 +6,7 @@ It owns the scheduler. Messages in, control messages out; `StageEpoch.take` asks
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -18,8 +19,8 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup, no_lookup
-from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, ReadTime, RingClock, RoundTrip
-from stagewire.stage.timing.restore_note import restore_note
+from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, ReadTime, RingClock
+from stagewire.stage.timing.restore_note import restore_notes
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
@@ -74,9 +75,8 @@ class HeadCore:
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
         self._clock = RingClock()
         self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.file_lookup)
-        self.snapshots = SnapshotDesk(
-            epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id, self._measures
-        )  # fmt: skip
+        desk = (epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id, self._measures)
+        self.snapshots = SnapshotDesk(*desk)
         self._check = RequestCheck(limits, self.scheduler.snapshots, self.snapshots, self._files)
         self._importing: dict[int, Sequence] = {}
         self._by_request: dict[str, Sequence] = {}
@@ -128,7 +128,7 @@ class HeadCore:
         if isinstance(message, StepResult):
             round_trip = self._clock.returned(message.step_id, message.timings, now, read_time)
             self._measures.completed(message, round_trip, now)
-            notes = self._restore_notes(message, round_trip) if message.restored and round_trip else []
+            notes = self._notes(message, round_trip.total_s) if message.restored and round_trip else ()
             return [*notes, *self._complete(message, now)]
         if isinstance(message, CancelRequest):
             self._cancel(message.request_id, now)
@@ -285,14 +285,8 @@ class HeadCore:
             reports.append(report)
         return reports
 
-    def _restore_notes(self, result: StepResult, round_trip: RoundTrip) -> list[HeadOutput]:
-        """One for each restore of the step whose request is still here."""
-        requests = {one.seq_id: one.request for one in self._by_request.values()}
-        return [
-            restore_note(requests[one.seq_id], one, result, round_trip.total_s, self._epoch)
-            for one in result.restored
-            if one.seq_id in requests
-        ]
+    def _notes(self, result: StepResult, total_s: float) -> Iterator[Note]:
+        return restore_notes({s.seq_id: s.request for s in self._by_request.values()}, result, total_s, self._epoch)
 
     def _set_paused(self, flow: Flow, now: float) -> None:
         sequence = self._by_request.get(flow.request_id)

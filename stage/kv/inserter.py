@@ -36,7 +36,7 @@ class PrefixInserter:
         size, depth, num_full = self._block_size, len(sequence.entries), num_tokens // self._block_size
         has_end = 0 < sequence.prompt_end <= num_tokens
         if not self._cache.is_enabled or (depth >= num_full and not has_end):
-            return 0  # so are most decodes
+            return 0
         chain, token_bytes, num_new = (sequence.entries[-1].chain if depth else ROOT), sequence.token_bytes, 0
         for start in range(depth * size, num_full * size, size):
             part = bytes(token_bytes[start * TOKEN_BYTES : (start + size) * TOKEN_BYTES])

@@ -248,7 +248,9 @@ class KvStore:
     def num_unrecorded(self, seq_id: int) -> int:
         """Tokens that would become public if the sequence were released now."""
         sequence = self._sequences.get(seq_id)
-        return self._inserter.num_new(sequence) if sequence else 0
+        if sequence is None or not (sequence.prompt_end or sequence.length // self.block_size > len(sequence.entries)):
+            return 0  # as with most decodes
+        return self._inserter.num_new(sequence)
 
     def num_bytes(self, num_tokens: int) -> int:
         """Of the keys and values of so many tokens."""

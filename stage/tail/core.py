@@ -22,7 +22,7 @@ from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.note import Note
-from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
+from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Unrecorded, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import (
     RESTORES,
@@ -33,7 +33,6 @@ from stagewire.wire.ring import (
     Slice,
     Step,
     StepResult,
-    Unrecorded,
 )
 
 
@@ -159,10 +158,8 @@ class TailCore:
         sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         lines, self._lines = self._lines, []
         kept = [span.keep.seq_id for span in step.slices if span.keep]
-        return StepResult(step.step_id, tuple(results), timings, step.restored, tuple(kept), step.cache), [
-            *sends,
-            *lines,
-        ]
+        result = StepResult(step.step_id, tuple(results), timings, step.restored, tuple(kept), step.cache)
+        return result, [*sends, *lines]
 
     def _add_up(self, step: Step, cost: StepCost, now: float) -> None:
         """What a step cost and found, for each request that it held."""

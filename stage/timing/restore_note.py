@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import Enum
 
 from stagewire.stage.timing.timing_line import one_word
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.note import Note
-from stagewire.wire.ring import Restored, StartRequest, StepResult
+from stagewire.wire.request import Restored
+from stagewire.wire.ring import StartRequest, StepResult
 
 
 class RestoreOutcome(str, Enum):
@@ -23,6 +25,15 @@ def outcome_of(restored: Restored) -> RestoreOutcome:
     if restored.num_tokens >= restored.num_asked:
         return RestoreOutcome.HIT
     return RestoreOutcome.PARTIAL if restored.num_tokens else RestoreOutcome.MISS
+
+
+def restore_notes(
+    requests: Mapping[int, StartRequest], result: StepResult, total_s: float, epoch: Epoch
+) -> Iterator[Note]:
+    """One for each restore of a step that took `total_s`, as far as its request is still here, by sequence id."""
+    for one in result.restored:
+        if request := requests.get(one.seq_id):
+            yield restore_note(request, one, result, total_s, epoch)
 
 
 def restore_note(request: StartRequest, restored: Restored, result: StepResult, total_s: float, epoch: Epoch) -> Note:

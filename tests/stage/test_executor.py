@@ -17,8 +17,8 @@ from stagewire.stage.files.jobs import FetchBlocks, JobDone, Staged
 from stagewire.stage.kv.blocks import Copy
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import CacheStatistics, StageTiming
-from stagewire.wire.ring import FileAction, FileOrder, Keep, Miss, Phase, Restored, Slice, Step, Unrecorded
+from stagewire.wire.request import CacheStatistics, Restored, StageTiming, Unrecorded
+from stagewire.wire.ring import FileAction, FileOrder, Keep, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import DType
 
 # --- rows ---

@@ -15,8 +15,8 @@ from stagewire.stage.files.disk_tier import DiskTier
 from stagewire.stage.timing.head_times import HeadMeasures
 from stagewire.stage.timing.restore_note import RestoreOutcome, outcome_of, restore_note
 from stagewire.wire.note import Note
-from stagewire.wire.request import CacheStatistics, SnapshotWish
-from stagewire.wire.ring import Restored, StepResult
+from stagewire.wire.request import CacheStatistics, Restored, SnapshotWish
+from stagewire.wire.ring import StepResult
 from stagewire.wire.snapshots import SnapshotAction
 
 HEAD = 0

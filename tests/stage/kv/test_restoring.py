@@ -12,7 +12,8 @@ from support.toy_pipelines import GREEDY, TIMING, ask, toy_pipeline
 
 from stagewire.stage.instructions import SendHead, SendNext
 from stagewire.stage.stage_epoch import TakenStep
-from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
+from stagewire.wire.request import Restored
+from stagewire.wire.ring import Miss, Phase, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
 

@@ -13,11 +13,10 @@ from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup
-from stagewire.wire.request import FinishReason
+from stagewire.wire.request import FinishReason, Restored
 from stagewire.wire.ring import (
     Miss,
     Phase,
-    Restored,
     SequenceFinish,
     SequenceResult,
     Slice,

@@ -27,9 +27,9 @@ from stagewire.stage.tail.core import Draw
 from stagewire.stage.timing.timing_line import timing_line
 from stagewire.wire.counters import TailCounters
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, Restored, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
-from stagewire.wire.ring import Keep, Phase, Restored, SequenceFinish, SequenceResult, Slice, StepResult
+from stagewire.wire.ring import Keep, Phase, SequenceFinish, SequenceResult, Slice, StepResult
 from stagewire.wire.sampling import SamplingParams
 
 CANCELLED = SequenceFinish(1, FinishReason.CANCELLED)
