@@ -12,10 +12,11 @@ from support.in_process import EPOCH, executor_of
 from support.kv_stores import ids, new_store, run
 from support.toy_operators import ToyOperators
 
-from stagewire.stage.executor import Plan, StepExecutor, StepFailed, Write
+from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.files.jobs import FetchBlocks, JobDone, Staged
 from stagewire.stage.kv.blocks import Copy
 from stagewire.stage.kv.store import KvStore
+from stagewire.stage.restorer import StepFailed, Write
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.request import CacheStatistics, Restored, StageTiming, Unrecorded
 from stagewire.wire.ring import FileAction, FileOrder, Keep, Miss, Phase, Slice, Step
