@@ -17,10 +17,11 @@ from stagewire.stage.timing.head_times import HeadMeasures
 from stagewire.stage.timing.timing_line import one_word
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.file_orders import FileAction, FileOrder
 from stagewire.wire.limits import MAX_NAME_CHARS
 from stagewire.wire.note import Note
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.ring import FileAction, FileOrder, StartRequest, StepResult
+from stagewire.wire.ring import StartRequest, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import TokenIds
 
