@@ -136,8 +136,9 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
-    `timings` and `cache` are of all steps that held the request, with what others did in them; `timing` is where its
-    own time went, from the tail only. `kept_tokens` is the length of the snapshot that all stages keep of its prompt.
+    `timings` and `cache` are of all steps that held the request, with what others did in them, and `cache` has what the
+    request's release inserts after them; `timing` is where its own time went, from the tail only. `kept_tokens` is the
+    length of the snapshot that all stages keep of its prompt.
     """
 
     finish_reason: FinishReason

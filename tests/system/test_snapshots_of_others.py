@@ -102,6 +102,17 @@ def test_a_new_broker_frees_what_was_left_before_it(cluster: LocalCluster) -> No
         client.free_all_snapshots(owner="me")
 
 
+@pytest.mark.parametrize("length", [5, 16, 41])
+def test_an_answer_of_one_token_tells_what_it_leaves_in_the_caches(cluster: LocalCluster, length: int) -> None:
+    """On all stages, in tokens and bytes; given again, nothing is new."""
+    prompt = list(range(9000 + length, 9000 + 2 * length))
+    with cluster.client() as client:
+        first, again = (client.session().generate(prompt_token_ids=prompt, max_tokens=1).wait(20) for _ in range(2))
+        block_bytes = sum(stage.block_bytes for stage in client.caches().stages)
+    assert (first.cache.recorded_tokens, first.cache.recorded_bytes) == (2 * length, length * block_bytes // 16)
+    assert again.usage.cached_tokens == length - 1
+
+
 @pytest.mark.parametrize("words", [("free", "nope"), ("free", "--all-of", "nobody"), ("free", "x", "--of", "nobody")])
 def test_freeing_what_is_not_there_fails(cluster: LocalCluster, words: tuple[str, ...]) -> None:
     """And says of whom there is none."""
