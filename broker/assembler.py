@@ -83,6 +83,7 @@ class Assembler:
                 continue
             if len(members) == pipeline.num_stages and is_whole(members):
                 self._serve(pipeline)
+                self._state.snapshot_expiry.adopted()
             else:
                 self.break_up(pipeline, ErrorCode.STAGE_LOST, "the broker restarted and found it incomplete", now)
 

@@ -149,7 +149,6 @@ class BrokerCore:
         if isinstance(message, AskCaches):
             self._questions.ask_caches(peer, message.clear, now)
         else:
-            self._state.measures.snapshot_operations[message.order.action.value] += 1
             self._questions.ask_snapshots(peer, client.client_id, message.order, now)
 
     def _client_of(self, peer: Peer, now: float) -> ClientRecord | None:

@@ -156,6 +156,7 @@ class Dispatch:
         self._state.sessions.saw(request.session, pipeline.epoch)
         if request.makes:
             self._state.sessions.saw(snapshot_key(request.client_id, request.makes), pipeline.epoch)
+            self._state.snapshot_expiry.made(request.client_id)
         pipeline.requests[request.request_id] = None
         request.epoch, request.pushed_at = pipeline.epoch, now
         request.offer = self._introduce(request.client_id, pipeline)

@@ -12,6 +12,8 @@ from stagewire.wire.request import FinishReason
 LOST_MEMORY_S = 900.0
 """A lost stage that nobody starts again is reported for so long."""
 _MAX_LOST = 256
+EXPIRED = "expire"
+"""What the broker itself does with snapshots, beside what clients ask for."""
 
 
 class BrokerMeasures:

@@ -23,6 +23,7 @@ def status_of(state: BrokerState, asker: Peer, now: float) -> Status:
         num_requests_running=len(state.requests) - len(state.waiting),
         num_bad_messages=state.num_bad_messages,
         waiting_for=state.waiting_for(),
+        snapshot_expiry_s=state.settings.snapshot_expiry_s,
     )
 
 

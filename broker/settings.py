@@ -25,6 +25,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "takeover_s": (0.1, 60),
     "grace_s": (0, 60),
     "answer_s": (0.5, 600),
+    "snapshot_expiry_s": (0.1, 31_536_000),
     "metrics_port": (0, 65_535),
 }
 
@@ -53,6 +54,7 @@ class BrokerSettings:
         takeover_s: a restarted stage replaces its predecessor once that has been silent for this long.
         grace_s: how long a starting broker only collects what stands.
         answer_s: how long a stage may take to answer an assembly, or the end of one.
+        snapshot_expiry_s: how long snapshots outlive a client that has no name of its own; those of others stay.
         metrics_port: serves `/metrics` and `/sd` on loopback; 0 takes a free port, None serves nothing.
         feed_condition: simulates the network between broker and heads.
 
@@ -78,6 +80,7 @@ class BrokerSettings:
     takeover_s: float = 1.0
     grace_s: float = 3.0
     answer_s: float = 5.0
+    snapshot_expiry_s: float = 300.0
     metrics_port: int | None = 0
     feed_condition: WireCondition | None = None
 

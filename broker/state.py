@@ -13,6 +13,7 @@ from stagewire.broker.peers import Clients, Pool, StageRecord
 from stagewire.broker.pipeline import Pipeline, PipelineState, Sessions
 from stagewire.broker.requests import RequestState, RequestTable, WaitingRequests
 from stagewire.broker.settings import BrokerSettings
+from stagewire.broker.snapshot_expiry import SnapshotExpiry
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.note import Note
@@ -31,11 +32,12 @@ class BrokerState:
     started_at: float
     sessions: Sessions
     finished: FinishedRequests
+    clients: Clients
+    snapshot_expiry: SnapshotExpiry
     pool: Pool = field(default_factory=Pool)
     pipelines: dict[Epoch, Pipeline] = field(default_factory=dict)
     requests: RequestTable = field(default_factory=RequestTable)
     waiting: WaitingRequests = field(default_factory=WaitingRequests)
-    clients: Clients = field(default_factory=Clients)
     models: KnownModels = field(default_factory=KnownModels)
     measures: BrokerMeasures = field(default_factory=BrokerMeasures)
     out: list[Instruction] = field(default_factory=list)
@@ -48,7 +50,9 @@ class BrokerState:
     @classmethod
     def begin(cls, settings: BrokerSettings, incarnation: int, now: float) -> BrokerState:
         sessions, finished = Sessions(settings.max_sessions), FinishedRequests(settings.max_finished)
-        return cls(settings, incarnation, now, sessions, finished)
+        clients = Clients()
+        expiry = SnapshotExpiry(settings.snapshot_expiry_s, clients)
+        return cls(settings, incarnation, now, sessions, finished, clients, expiry)
 
     # --- epochs ---
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
+from stagewire.broker.measures import EXPIRED
 from stagewire.broker.pipeline import PipelineState
 from stagewire.broker.requests import RequestState
 from stagewire.broker.state import BrokerState
@@ -116,8 +117,8 @@ def _pool(state: BrokerState) -> Iterator[Sample]:
         yield Sample(m.PIPELINES, (pipeline_state.value,), by_state[pipeline_state])
     yield Sample(m.EPOCHS, (), state.num_epochs)
     yield from _by_code(m.EPOCHS_LOST, measures.lost_epochs, _FAILURES)
-    for action in SnapshotAction:
-        yield Sample(m.SNAPSHOT_OPERATIONS, (action.value,), measures.snapshot_operations[action.value])
+    for operation in (*(action.value for action in SnapshotAction), EXPIRED):
+        yield Sample(m.SNAPSHOT_OPERATIONS, (operation,), measures.snapshot_operations[operation])
 
 
 def _by_code(metric: Metric, counts: Counter[ErrorCode], usual: tuple[ErrorCode, ...]) -> Iterator[Sample]:

@@ -24,6 +24,7 @@ COMMANDS = {
     "cache": "show what the stages' prefix caches hold, or clear them",
     "snapshot": "keep the beginning of prompts in memory, list what is kept, or free it",
     "models": "list the models that are known by name, or fetch one",
+    "alerts": "print alert rules for Prometheus, with links to what to do",
     "broker": "run a broker only",
     "stage": "run one stage only: some layers of a model",
 }

@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stagewire.cli.daemon import LOG_LEVELS
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
 
@@ -62,6 +63,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-metrics", action="store_true", help="serve no metrics, in no process")
     parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="how much each process logs (default: info)")
 
 
 def planned_cluster(
@@ -90,6 +92,8 @@ def planned_cluster(
         max_sequences=options.max_sequences,
     )
     _check(limits, options.threads)
+    limits = replace(limits, log_level=options.log_level)
+    broker = replace(broker or BrokerSpec(), log_level=options.log_level)
     if options.no_metrics:
         limits = replace(limits, metrics_port="off")
     return LocalCluster(

@@ -14,10 +14,11 @@ from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.visible import print_lines
 from stagewire.wire.counted import counted
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.snapshots import SnapshotAction
 
 if TYPE_CHECKING:
     from stagewire.client import Client
-    from stagewire.wire.snapshots import Snapshots
+    from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 
 EXAMPLES = """\
 examples:
@@ -29,15 +30,19 @@ examples:
   stagewire snapshot export short-rules rules-v1
   stagewire snapshot import rules rules-v1
   stagewire snapshot free rules
+  stagewire snapshot list --all
+  stagewire snapshot free --all-of anonymous-1fd5af9b5e9cf16e
 
 `save` takes the text as it is, as `generate --raw` does; with --system, as the system message of chats and of
 `generate --system`. A name that is taken is replaced. "decodes at once": a prompt that is equal gets its first token
 without any computing.
 
 Snapshots belong to a client: `--client-id` says which, and only one client of a name can be there at a time. They last
-as long as the pipeline that holds them. `export` has every stage write a file into its --snapshot-directory (of
-`stagewire up` and `stagewire stage`); `import` brings that back, later, for any client, and into any pipeline with the
-same model, precision and cut.
+as long as the pipeline that holds them; those of a client without a name of its own go some minutes after it. `list
+--all` shows whose snapshots there are, and what freeing one would give; `free NAME --of CLIENT` and `free --all-of
+CLIENT` free another client's. `export` has every stage write a file into its --snapshot-directory (of `stagewire up`
+and `stagewire stage`); `import` brings that back, later, for any client, and into any pipeline with the same model,
+precision and cut.
 """
 
 _WORDS = {
@@ -58,6 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--client-id", metavar="NAME", default="stagewire-cli", help="whose snapshots (default: %(default)s)"
     )
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--all", action="store_true", help="with list: the snapshots of all clients")
+    others.add_argument("--of", metavar="CLIENT", help="with list, describe, free: the snapshots of that client")
+    others.add_argument("--all-of", metavar="CLIENT", help="with free: all snapshots of that client")
     parser.add_argument("--system", action="store_true", help="with save: the prompt is a chat's system message")
     add_endpoint_flag(parser)
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -65,9 +74,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options)
-    with connect(options, client_id=options.client_id) as client:
+    is_for_others = options.all or options.of or options.all_of
+    with connect(options, client_id=None if is_for_others else options.client_id) as client:
         snapshots = _perform(client, options)
-    print_lines([json.dumps(asdict(snapshots))] if options.json else describe(snapshots))
+    if options.action == "free" and not snapshots.num_freed and not snapshots.silent:
+        raise _nothing(options)
+    shown = describe(snapshots, with_owner=options.all)
+    print_lines([json.dumps(asdict(snapshots))] if options.json else shown)
     return 1 if snapshots.silent else 0
 
 
@@ -83,42 +96,56 @@ def _perform(client: Client, options: argparse.Namespace) -> Snapshots:
             return client.rename_snapshot(options.name, options.value)
         case "export":
             return client.export_snapshot(options.name, options.value)
+        case "free" if options.all_of:
+            return client.free_all_snapshots(owner=options.all_of)
         case "free":
-            before = client.snapshots()
-            if not before.silent:
-                _named(before, options.name)
-            return client.free_snapshot(options.name)
-    snapshots = client.snapshots()
+            return client.free_snapshot(options.name, owner=options.of or "")
+        case "list" if options.all:
+            return client.all_snapshots()
+    snapshots = client.snapshots(owner=options.of or "")
     if options.action != "describe":
         return snapshots
-    return _named(snapshots, options.name)
-
-
-def _named(snapshots: Snapshots, name: str) -> Snapshots:
-    """Those of the name alone.
-
-    Raises:
-        StagewireError: SNAPSHOT_NOT_FOUND, there is none.
-    """
-    items = tuple(one for one in snapshots.items if one.name == name)
+    items = tuple(one for one in snapshots.items if one.name == options.name)
     if not items:
-        raise StagewireError(f"there is no snapshot {name!r} of this client", ErrorCode.SNAPSHOT_NOT_FOUND)
+        raise _nothing(options)
     return replace(snapshots, items=items)
 
 
+def _nothing(options: argparse.Namespace) -> StagewireError:
+    owner = repr(options.of or options.all_of or options.client_id)
+    what = "there are no snapshots" if options.name is None else f"there is no snapshot {options.name!r}"
+    return StagewireError(f"{what} of client {owner}", ErrorCode.SNAPSHOT_NOT_FOUND)
+
+
 def _check(options: argparse.Namespace) -> None:
-    words = _WORDS[options.action]
+    words = () if options.action == "free" and options.all_of else _WORDS[options.action]
+    for flag, value, actions in (
+        ("--all", options.all, ("list",)),
+        ("--of", options.of, ("list", "describe", "free")),
+        ("--all-of", options.all_of, ("free",)),
+    ):
+        if value not in (None, False) and options.action not in actions:
+            raise SettingsError(f"{flag} goes with {', '.join(actions)}, not with {options.action}")
+        if value == "":
+            raise SettingsError(f"{flag} needs the name of a client; `stagewire snapshot list --all` shows them")
     num_given = sum(value is not None for value in (options.name, options.value))
     if not len([word for word in words if word[0] != "["]) <= num_given <= len(words):
         raise SettingsError(" ".join(["expected: stagewire snapshot", options.action, *words]))
 
 
-def describe(snapshots: Snapshots) -> list[str]:
-    """The answer in lines for people."""
-    lines = []
-    for one in snapshots.items:
-        at_once = ", decodes at once" if one.has_logits else ""
-        size = f"{counted(one.num_tokens, 'token')} in {counted(one.num_blocks, 'block')}"
-        lines.append(f"{one.name}: {size}{at_once}, pipeline {one.pipeline}")
+def describe(snapshots: Snapshots, *, with_owner: bool = False) -> list[str]:
+    """The answer in lines for people; `with_owner` where they are of several clients."""
+    lines = [_line(one, with_owner) for one in snapshots.items]
+    if snapshots.order.action is SnapshotAction.FREE_ALL:
+        lines.append(f"freed {snapshots.num_freed}")
     lines += [f"{stage_id}: no answer" for stage_id in snapshots.silent]
     return lines or ["no snapshots"]
+
+
+def _line(one: SnapshotInfo, with_owner: bool) -> str:
+    at_once = ", decodes at once" if one.has_logits else ""
+    own = "" if one.num_own_blocks == one.num_blocks else f", {one.num_own_blocks} of them its own"
+    left = "" if one.expires_s is None else f", client gone, freed in {one.expires_s:.0f} s"
+    owner = f"{one.client_id} " if with_owner else ""
+    size = f"{counted(one.num_tokens, 'token')} in {counted(one.num_blocks, 'block')}"
+    return f"{owner}{one.name}: {size}{own}{at_once}, pipeline {one.pipeline}{left}"

@@ -45,6 +45,7 @@ def describe(status: Status) -> list[str]:
     spares = [stage for stage in status.stages if stage.pipeline is None]
     if spares:
         lines += ["in no pipeline", *(_stage_line(stage) for stage in spares)]
+    lines.append(f"snapshots of anonymous clients go {status.snapshot_expiry_s:g} s after them")
     if status.waiting_for:
         lines.append(f"missing: {status.waiting_for}")
     return lines

@@ -43,6 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--frontend-port", type=int, default=7070, metavar="PORT",
         help="where clients connect; stages use the port after it, Prometheus the next (default: %(default)s; 0: any)",
     )  # fmt: skip
+    parser.add_argument(
+        "--snapshot-expiry-s", type=float, metavar="SECONDS",
+        help="free snapshots of clients without a name so long after these have left (default: 300)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -53,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     raise_open_file_limit()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
-            broker = _broker(options.frontend_port)
+            broker = _broker(options.frontend_port, options.snapshot_expiry_s)
             check_ports(broker)  # before a model is fetched
             cluster = running.enter_context(planned_cluster(options, progress, broker))
         _greet(cluster)
@@ -65,15 +69,23 @@ def run(options: argparse.Namespace) -> int:
             return 0 if isinstance(interrupt, Terminated) else EXIT_INTERRUPTED
 
 
-def _broker(frontend_port: int) -> BrokerSpec:
+def _broker(frontend_port: int, snapshot_expiry_s: float | None) -> BrokerSpec:
     if not 0 <= frontend_port <= _MAX_PORT:
         raise SettingsError(f"frontend_port={frontend_port}: must be between 0 and {_MAX_PORT}; two more follow it")
+    from stagewire.broker.settings import BrokerSettings
     from stagewire.cluster.spec import BrokerSpec
 
+    if snapshot_expiry_s is not None:
+        BrokerSettings(snapshot_expiry_s=snapshot_expiry_s)
     ports = (frontend_port, frontend_port + 1) if frontend_port else ("*", "*")
     frontend, control = (f"tcp://127.0.0.1:{port}" for port in ports)
     metrics_port = frontend_port and frontend_port + 2
-    return BrokerSpec(frontend_endpoint=frontend, control_endpoint=control, metrics_port=metrics_port)
+    return BrokerSpec(
+        frontend_endpoint=frontend,
+        control_endpoint=control,
+        metrics_port=metrics_port,
+        snapshot_expiry_s=snapshot_expiry_s,
+    )
 
 
 def _greet(cluster: LocalCluster) -> None:

@@ -78,13 +78,21 @@ class AsyncClient:
         """
         return await asyncio.to_thread(self._client.clear_caches)
 
-    async def snapshots(self) -> Snapshots:
-        """The snapshots that this client has, by pipeline and name.
+    async def snapshots(self, *, owner: str = "") -> Snapshots:
+        """The snapshots of `owner`, or of this client, by pipeline and name.
 
         Raises:
             StagewireError: as `models`.
         """
-        return await asyncio.to_thread(self._client.snapshots)
+        return await asyncio.to_thread(self._client.snapshots, owner=owner)
+
+    async def all_snapshots(self) -> Snapshots:
+        """The snapshots of all clients, with what each would give back and when it goes by itself.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return await asyncio.to_thread(self._client.all_snapshots)
 
     async def snapshot_info(self, name: str) -> SnapshotInfo | None:
         """What is known of one snapshot; None if there is none of this name.
@@ -114,13 +122,21 @@ class AsyncClient:
         """
         return await asyncio.to_thread(self._client.export_snapshot, name, file)
 
-    async def free_snapshot(self, name: str) -> Snapshots:
-        """Give up a snapshot, on every pipeline that has it; returns those that are left.
+    async def free_snapshot(self, name: str, *, owner: str = "") -> Snapshots:
+        """Give up a snapshot of `owner`, or of this client, on every pipeline that has it; returns those that are left.
 
         Raises:
             StagewireError: as `models`.
         """
-        return await asyncio.to_thread(self._client.free_snapshot, name)
+        return await asyncio.to_thread(self._client.free_snapshot, name, owner=owner)
+
+    async def free_all_snapshots(self, *, owner: str = "") -> Snapshots:
+        """Give up all snapshots of `owner`, or of this client.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return await asyncio.to_thread(self._client.free_all_snapshots, owner=owner)
 
     async def connect(self) -> None:
         """Wait until the broker has welcomed this client.

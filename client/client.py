@@ -99,13 +99,21 @@ class Client:
         assert isinstance(answer, Caches)
         return answer
 
-    def snapshots(self) -> Snapshots:
-        """The snapshots that this client has, by pipeline and name.
+    def snapshots(self, *, owner: str = "") -> Snapshots:
+        """The snapshots that this client has, or the client called `owner`, by pipeline and name.
 
         Raises:
             StagewireError: as `models`.
         """
-        return self._order_snapshots(SnapshotOrder())
+        return self._order_snapshots(SnapshotOrder(owner=owner))
+
+    def all_snapshots(self) -> Snapshots:
+        """Those of all clients; `client_id` tells whose one is, `num_own_blocks` what freeing it would give.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.LIST_ALL))
 
     def snapshot_info(self, name: str) -> SnapshotInfo | None:
         """What is known of one snapshot; None if there is none of this name.
@@ -115,13 +123,23 @@ class Client:
         """
         return next((one for one in self.snapshots().items if one.name == name), None)
 
-    def free_snapshot(self, name: str) -> Snapshots:
-        """Give up a snapshot, on every pipeline that has it; returns those that are left.
+    def free_snapshot(self, name: str, *, owner: str = "") -> Snapshots:
+        """Give up a snapshot of this client, or of `owner`, on every pipeline that has it; returns those that are left.
+
+        `num_freed` says how many pipelines had one.
 
         Raises:
             StagewireError: as `models`.
         """
-        return self._order_snapshots(SnapshotOrder(SnapshotAction.FREE, name))
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.FREE, name, owner=owner))
+
+    def free_all_snapshots(self, *, owner: str = "") -> Snapshots:
+        """Give up all snapshots of this client, or of `owner`; `num_freed` says how many there were.
+
+        Raises:
+            StagewireError: as `models`.
+        """
+        return self._order_snapshots(SnapshotOrder(SnapshotAction.FREE_ALL, owner=owner))
 
     def rename_snapshot(self, name: str, new_name: str) -> Snapshots:
         """Give a snapshot another name; one that had it is freed.

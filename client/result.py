@@ -49,7 +49,8 @@ class TimeParts:
 
     Attributes:
         return_s: by this client: a message's way to the broker and back, from the call to the word that the request is
-            admitted. It stands for the request's way there and for the last token's way back.
+            admitted. It stands for the request's way there and for the last token's way back. That word may be read
+            when a head is at work already: where all parts would exceed the total, so much is taken off here, too.
         admission_s: by the broker: queued there.
         handover_s: by this client: from the word that it is admitted to the word that a head has it, less
             `admission_s`. A head that is computing reads it late. Its word is still under way when it begins: where all
@@ -62,8 +63,7 @@ class TimeParts:
         compute_s: by each stage, head first: forward passes of the steps that brought a token; then, of the same steps,
             `plan_s`, making ready; `sample_s`, drawing; `codec_s`, messages to frames and back.
         hops_s: by the tail: what its round trips took beyond all that, so the links between stages.
-        remainder_s: what is left of the total: above all the first step's way from stage to stage. Where the
-            message's way back took longer than that of the last token, it is below zero.
+        remainder_s: what is left of the total: above all the first step's way from stage to stage; never below zero.
     """
 
     return_s: float
@@ -165,9 +165,10 @@ def time_parts(
     timing: RequestTiming, accepted_s: float | None, dispatched_s: float | None, total_s: float
 ) -> TimeParts:
     """The parts of `total_s`; what this client has not seen (a broker that restarted, say) is left to the remainder."""
-    return_s = accepted_s or 0.0
-    rest_s = total_s - return_s - _told_s(timing)
-    most_s = 0.0 if dispatched_s is None else max(0.0, dispatched_s - return_s - timing.admission_s)
+    left_s = total_s - _told_s(timing)
+    return_s = min(accepted_s or 0.0, max(0.0, left_s))
+    rest_s = left_s - return_s
+    most_s = 0.0 if dispatched_s is None else max(0.0, dispatched_s - (accepted_s or 0.0) - timing.admission_s)
     handover_s = min(most_s, max(0.0, rest_s))
     rest_s -= handover_s
     unread_s = min(max(0.0, rest_s), timing.unread_s)

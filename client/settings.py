@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from stagewire.wire.address import DEFAULT_FRONTEND, ENDPOINT_VARIABLE, dialled
+from stagewire.wire.client_id import draw_client_id
 from stagewire.wire.errors import SettingsError
 
 _MAX_CLIENT_ID_CHARS = 64
@@ -37,7 +37,8 @@ class ClientSettings:
 
     Attributes:
         endpoint: the broker's frontend, as `7070`, `host:7070` or `tcp://host:7070`; `default_endpoint` when not given.
-        client_id: the client's name; two clients of one name at the same time are refused.
+        client_id: the client's name; two clients of one name at the same time are refused. Without one it is
+            anonymous: its snapshots are freed when it has been gone for a while (`snapshot_expiry_s` of the broker).
         return_path: `direct`, tokens straight from the last stage (through the broker where that cannot dial
             this machine), or `broker`, always through the broker.
         return_host: the address of this machine at which stages can reach it.
@@ -52,7 +53,7 @@ class ClientSettings:
     """
 
     endpoint: str = field(default_factory=default_endpoint)
-    client_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    client_id: str = field(default_factory=draw_client_id)
     return_path: Literal["direct", "broker"] = "direct"
     return_host: str = "127.0.0.1"
     connect_timeout_s: float = 10.0

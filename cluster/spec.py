@@ -19,7 +19,7 @@ Port = int | Literal["off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLimits:
-    """Settings of a stage by the same names; None leaves the stage's default."""
+    """Settings of a stage by the same names, and how much it logs; None leaves the stage's default."""
 
     kv_tokens: int | None = None
     cache_tokens: int | None = None
@@ -31,7 +31,9 @@ class StageLimits:
     chunk_tokens: int | None = None
     chunk_target_s: float | None = None
     step_deadline_s: float | None = None
+    dial_timeout_s: float | None = None
     metrics_port: Port | None = None
+    log_level: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,10 @@ class BrokerSpec:
     stage_silence_s: float | None = None
     step_hang_s: float | None = None
     grace_s: float | None = None
+    client_silence_s: float | None = None
+    snapshot_expiry_s: float | None = None
     metrics_port: Port | None = None
+    log_level: str | None = None
     feed_condition: WireCondition | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stagewire.monitoring import metrics as m
 from stagewire.monitoring.panels import Dashboard, Query, Row, Variable, lines, number, stacked
-from stagewire.monitoring.queries import now, rate, ratio
+from stagewire.monitoring.queries import average, now, quantile, rate, ratio
 
 _STAGE = 'stage=~"$stage"'
 
@@ -32,8 +32,16 @@ _REUSE = Row(
         ),
         lines(
             "Restores",
-            "Per second, by outcome: forward_hit and direct_hit went through, direct_miss fell back.",
+            "Per second, by outcome: forward_hit, partial_hit and direct_hit went through, direct_miss fell back.",
             Query(rate(m.RESTORES, "outcome", _STAGE), "{{outcome}}"),
+        ),
+        lines(
+            "What restoring takes",
+            "A restore's step, by what it found, and blocks from files, by the head's clock; all stages together.",
+            Query(average(m.RESTORE_TIME, "outcome"), "restore, mean: {{outcome}}"),
+            Query(quantile(0.95, m.RESTORE_TIME), "restore, p95"),
+            Query(quantile(0.95, m.FETCH_TIME), "from files, p95"),
+            unit="s",
         ),
     ),
 )  # fmt: skip
@@ -88,6 +96,13 @@ _MEMORY = Row(
             Query(rate(m.SNAPSHOT_SAVES), "saved"),
             Query(rate(m.SNAPSHOT_OPERATIONS, "operation"), "{{operation}}"),
             Query(now(m.SNAPSHOT_BLOCKS), "blocks pinned"),
+        ),
+        lines(
+            "Exports of snapshots",
+            "From the order until all stages have written their parts.",
+            Query(quantile(0.95, m.EXPORT_TIME), "p95"),
+            Query(average(m.EXPORT_TIME), "mean"),
+            unit="s",
         ),
         lines(
             "Key collisions",

@@ -109,8 +109,9 @@ EPOCHS_LOST = _counter(
     _B, "epochs_lost_total", "epochs", "Pipelines that ended, and their running requests with them, by code.", "code"
 )
 SNAPSHOT_OPERATIONS = _counter(
-    _B, "snapshot_operations_total", "operations", "What clients asked about snapshots.", "operation"
-)
+    _B, "snapshot_operations_total", "operations",
+    "What was asked about snapshots, and (expire) snapshots freed because their anonymous client is gone.", "operation",
+)  # fmt: skip
 
 # --- the head: its clock sees a request arrive, and hears of each token when the client is sent it ---
 
@@ -164,6 +165,19 @@ HOP_TIME = _histogram(
     "Of each traversal what no stage accounts for: all hops together, the way back, and bookkeeping. One-way times "
     "cannot be measured, since clocks of two hosts cannot be compared.",
 )  # fmt: skip
+RESTORE_TIME = _histogram(
+    _H, "restore_seconds", STEP_SECONDS, "seconds",
+    "From the start of a step that restores until its result is back, with all of its forward passes. hit: all "
+    "stages held what was asked for; partial: a part of it; miss: nothing.", "outcome",
+)  # fmt: skip
+FETCH_TIME = _histogram(
+    _H, "kv_fetch_seconds", STEP_SECONDS, "seconds",
+    "Reading blocks from files for a request, from the order until all stages have, or are not waited for any more.",
+)  # fmt: skip
+EXPORT_TIME = _histogram(
+    _H, "snapshot_export_seconds", REQUEST_SECONDS, "seconds",
+    "Writing a snapshot into files, from the client's order until all stages have written their parts.",
+)  # fmt: skip
 SNAPSHOT_SAVES = _counter(_H, "snapshot_saves_total", "snapshots", "Snapshots that all stages keep, when complete.")
 SNAPSHOTS = _gauge(_H, "snapshots", "snapshots", "Snapshots that are kept, or wished for.")
 SNAPSHOT_BLOCKS = _gauge(_H, "snapshot_blocks", "blocks", "KV blocks of each stage that snapshots pin.")
@@ -177,7 +191,7 @@ STAGE_INFO = _gauge(
 WEIGHT_BYTES = _gauge(_S, "weight_bytes", "bytes", "Memory that the weights take.")
 FORWARD_TIME = _histogram(
     _S, "stage_forward_seconds", STEP_SECONDS, "seconds",
-    "Forward passes. mixed: decodes and prefill chunks in one step; verify: speculation's windows.", "phase",
+    "Forward passes. mixed: decodes and prefill chunks in one step.", "phase",
 )  # fmt: skip
 SAMPLE_TIME = _histogram(_T, "stage_sample_seconds", SHORT_SECONDS, "seconds", "Drawing the tokens of one step.")
 IDLE_TIME = _counter(
@@ -200,7 +214,8 @@ HOP_QUEUE_DEPTH = _gauge(_S, "hop_queue_depth", "steps", "Steps that have arrive
 
 CACHE_QUERIES = _counter(
     _S, "prefix_cache_queries_total", "tokens",
-    "Prompt tokens that the stage was asked for: at a head all of a prompt but one; behind it what the head holds.",
+    "Prompt tokens that the stage was asked for, once for each request: at a head all of a prompt but one; behind it "
+    "what the stages before hold.",
 )  # fmt: skip
 CACHE_HITS = _counter(
     _S, "prefix_cache_hits_total", "tokens",
@@ -210,7 +225,8 @@ CACHE_MISSES = _counter(_S, "prefix_cache_misses_total", "tokens", "Of these wha
 RESTORES = _counter(
     _S, "restores_total", "slices",
     "Restores at this stage. forward_hit: all that was asked, passed on; direct_hit: the same at the tail, which "
-    "answers the client; direct_miss: a part was missing, and the head was told directly.", "outcome",
+    "answers the client from it; partial_hit: the same at the tail, but what follows is still being computed; "
+    "direct_miss: a part was missing, and the head was told directly.", "outcome",
 )  # fmt: skip
 RESTORED_TOKENS = _counter(_S, "kv_restored_tokens_total", "tokens", "Tokens restored from the cache.")
 RESTORED_BYTES = _counter(_S, "kv_restored_bytes_total", "bytes", "Their keys and values.")

@@ -20,7 +20,7 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.stage.registering import Registering
 from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.stage.tail.core import TailCore
-from stagewire.stage.tail.return_link import CloseLink
+from stagewire.stage.tail.return_link import DIAL_S, CloseLink
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.cache_reports import AskCache, CacheReport, DiskCounts, StageCache
@@ -67,6 +67,7 @@ class StageParts:
     measures: StageMeasures = field(default_factory=StageMeasures)
     card: bytes = b""
     control_endpoint: str = ""
+    dial_timeout_s: float = DIAL_S
 
 
 class StageCore:
@@ -146,7 +147,7 @@ class StageCore:
         is_first, is_last = message.stage_index == 0, message.stage_index == message.num_stages - 1
         executor = self._make_executor(message)
         head = self._make_head(message, executor) if is_first else None
-        tail = TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce) if is_last else None
+        tail = self._make_tail(message) if is_last else None
         self.stage_epoch = StageEpoch(message, executor, head, tail)
         connect = ConnectRing(None if is_first else message.feed_endpoint, message.next_endpoint)
         return [*closing, connect, SendControl(Assembled(message.epoch))]
@@ -154,6 +155,9 @@ class StageCore:
     def _make_head(self, message: Assemble, executor: StepExecutor) -> HeadCore:
         sources = Sources(self._info.model_name, executor.lookup, self._parts.file_lookup)
         return HeadCore(message.epoch, self._parts.head_limits(message), sources, self.measures.head)
+
+    def _make_tail(self, message: Assemble) -> TailCore:
+        return TailCore(message.epoch, self._info.vocab_size, self._parts.draw_nonce, self._parts.dial_timeout_s)
 
     def _make_executor(self, message: Assemble) -> StepExecutor:
         parts = self._parts

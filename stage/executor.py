@@ -12,31 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stagewire.stage.compute.operators import Batch, Operators, SequenceRows
-from stagewire.stage.files.jobs import FileJob, Staged
+from stagewire.stage.files.jobs import FileJob
 from stagewire.stage.files.stage_files import StageFiles
 from stagewire.stage.kv.blocks import Copy, MissingTokens, OutOfBlocks
-from stagewire.stage.kv.prefix_index import TOKEN_BYTES
 from stagewire.stage.kv.store import KvStore
-from stagewire.wire.errors import ErrorCode, StagewireError
-from stagewire.wire.request import NO_STATISTICS, StageTiming
+from stagewire.stage.restorer import Restorer, StepFailed, Write, check_restore, no_block_left
+from stagewire.wire.request import NO_STATISTICS, StageTiming, Unrecorded
 from stagewire.wire.ring import RESTORES, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import DType, Tensor
 
 TokenArray = npt.NDArray[np.int32]
-
-
-class StepFailed(StagewireError):
-    """A step could not be computed; the epoch ends with `code`."""
-
-    default_code = ErrorCode.DECODE_FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Block `block` gets this content, which was read from a file."""
-
-    block: int
-    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +57,9 @@ class StepExecutor:
         self._hidden_size, self._stage_index = hidden_size, stage_index
         self._is_first = stage_index == 0
 
-    def lookup(self, token_ids: Sequence[int], limit: int, num_elsewhere: int | None) -> int:
+    def lookup(self, token_ids: Sequence[int], limit: int) -> int:
         """For the head of this very stage: how many of the first `limit` tokens a restore would give now."""
-        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit, num_elsewhere)
+        return self._store.lookup(np.array(token_ids, dtype=np.int32), limit)
 
     def plan(self, step: Step) -> Plan:
         """Release, restore, append, look for misses.
@@ -85,8 +70,11 @@ class StepExecutor:
         self._check_sizes(step)
         self.begin(step.step_id, step.releases)
         spans = list(self._pieces(step))
-        writes: list[Write] = []
-        slices = [self._restore(span, token_ids, writes) for span, token_ids in spans]
+        slices, restorer = [span for span, _ in spans], None
+        if step.starts or any(span.phase in RESTORES for span in step.slices):
+            restorer = Restorer(self._store, self.files, self._stage_index)
+            slices = [restorer.restore(span, ids) if span.phase in RESTORES else span for span, ids in spans]
+            restorer.count_asked(step)
         copies: list[Copy] = []
         slices = [self._append(span, ids, copies) for span, (_, ids) in zip(slices, spans, strict=True)]
         slices = [self._keep(span) if span.keep else span for span in slices]
@@ -96,10 +84,11 @@ class StepExecutor:
             if new.missed and not old.missed
         ]
         batch = self._batch(slices, [ids for _, ids in spans])
-        planned = self._planned(step, tuple(slices))
+        planned = self._planned(step, tuple(slices), restorer)
         hidden_states = self._input(step, slices, bool(misses))
+        writes = tuple(restorer.writes) if restorer else ()
         jobs = tuple(self.files.job(order) for order in step.orders)
-        return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies), tuple(writes), jobs)
+        return Plan(planned, batch, hidden_states, tuple(misses), tuple(copies), writes, jobs)
 
     def begin(self, step_id: int, releases: Sequence[int]) -> None:
         """What comes first in a step: releases. Doing it again for the same step changes nothing."""
@@ -116,49 +105,32 @@ class StepExecutor:
             yield span, token_ids[offset : offset + span.num_tokens]
             offset += span.num_tokens
 
-    def _planned(self, step: Step, slices: tuple[Slice, ...]) -> Step:
+    def _planned(self, step: Step, slices: tuple[Slice, ...], restorer: Restorer | None) -> Step:
         """The step with what became of its slices, and of the cache; most steps change neither."""
         recent, bit = self._store.take_statistics(), 1 << self._stage_index
-        if recent is NO_STATISTICS and slices == step.slices:
+        unrecorded = self._unrecorded(step, slices)
+        if recent is NO_STATISTICS and not unrecorded and slices == step.slices:
             return step
         seen = replace(recent, hit_stages=bit if recent.hits else 0, miss_stages=bit if recent.misses else 0)
-        return replace(step, slices=slices, cache=step.cache.plus(seen))
+        return replace(
+            step,
+            slices=slices,
+            cache=step.cache.plus(seen),
+            restored=restorer.restored(step.restored) if restorer else step.restored,
+            unrecorded=unrecorded,
+        )
 
-    # --- restoring ---
-
-    def _restore(self, span: Slice, token_ids: TokenArray, writes: list[Write]) -> Slice:
-        """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
-
-        A restore-and-decode that has shrunk lacks tokens before its row, which is then missed like any other.
-        """
-        if span.phase not in RESTORES or not span.num_restored:
-            return span
-        if span.phase is Phase.RESUME:
-            is_held = span.source is not None and self._store.resume(span.source, span.seq_id, token_ids)
-            return span if is_held else replace(span, num_restored=0, missed=True)
-        fetched, held = 0, self._store.restore(span.seq_id, token_ids, span.num_restored)
-        if held < span.num_restored and (staged := self.files.take(span.seq_id)):
-            fetched = self._unstage(span, token_ids, held, staged, writes) - held
-        found = held + fetched
-        self._store.cache.count_lookup(found, span.num_restored)
-        self._store.cache.count_tokens(held, fetched, span.num_restored - found)
-        return replace(span, num_restored=found)
-
-    def _unstage(self, span: Slice, token_ids: TokenArray, held: int, staged: Staged, writes: list[Write]) -> int:
-        """Put what was read behind the `held` tokens into blocks of the sequence; returns how many it holds then."""
-        size = self._store.block_size
-        first = held // size
-        skipped = (first - staged.depth) * size * TOKEN_BYTES
-        end = min(span.num_restored, staged.depth * size + len(staged.token_bytes) // TOKEN_BYTES)
-        wanted = token_ids[first * size : end]
-        if skipped < 0 or end <= held or staged.token_bytes[skipped : skipped + wanted.nbytes] != wanted.tobytes():
-            return held
-        self._take(self._store.append(span.seq_id, first * size, wanted, is_prompt=False), span)
-        blocks = self._store.block_table(span.seq_id)[first:].tolist()
-        contents = staged.contents[first - staged.depth :]
-        writes += [Write(block, content) for block, content in zip(blocks, contents, strict=False)]
-        self._store.cache.count_restored(end - held, num_fetched=end - held)
-        return end
+    def _unrecorded(self, step: Step, slices: Sequence[Slice]) -> tuple[Unrecorded, ...]:
+        """What sequences that may end with this step have left for the caches: their endings tell it."""
+        finishing = {finish.seq_id for finish in step.finishes}
+        told = {one.seq_id: one for one in step.unrecorded}
+        ending = {span.seq_id for span in slices if not span.missed and (span.sample or span.seq_id in finishing)}
+        for seq_id in sorted(ending):
+            if num_new := self._store.num_unrecorded(seq_id):
+                last = told.get(seq_id) or Unrecorded(seq_id, 0, 0)
+                num_bytes = last.num_bytes + self._store.num_bytes(num_new)
+                told[seq_id] = Unrecorded(seq_id, last.num_tokens + num_new, num_bytes)
+        return tuple(told.values())
 
     # --- appending ---
 
@@ -180,9 +152,8 @@ class StepExecutor:
 
     @staticmethod
     def _take(made: OutOfBlocks | MissingTokens | Copy | None, span: Slice) -> MissingTokens | Copy | None:
-        """The head accounts for every block: a missing one is a bug of ours, or a lost message. Never guess."""
         if isinstance(made, OutOfBlocks):
-            raise StepFailed(f"no KV block left for sequence {span.seq_id}")
+            raise no_block_left(span)
         return made
 
     def _keep(self, span: Slice) -> Slice:
@@ -211,7 +182,7 @@ class StepExecutor:
             raise StepFailed(f"step {step.step_id}: {len(step.token_ids)} token ids for {num_tokens} tokens")
         for span in step.slices:
             if span.phase in RESTORES:
-                self._check_restore(span)
+                check_restore(span)
         num_rows = 0 if self._is_first else sum([span.num_rows for span in step.slices])
         if not num_rows:
             return
@@ -220,16 +191,6 @@ class StepExecutor:
         if shape != (num_rows, self._hidden_size) or dtype is not DType.F32:
             expected = f"{DType.F32.value}{(num_rows, self._hidden_size)}"
             raise StepFailed(f"step {step.step_id}: hidden states {dtype.value}{shape} for {expected}")
-
-    @staticmethod
-    def _check_restore(span: Slice) -> None:
-        """A restore begins at position 0; with a decode it names both a prefix and the token to continue from."""
-        num_prefix = span.num_tokens - (span.phase is Phase.TRY_RESTORE_DECODE)
-        if span.pos_start or num_prefix < 1 or span.num_restored > num_prefix:
-            detail = f"{span.phase.value} of sequence {span.seq_id}: needs a prefix from position 0"
-            if span.phase is Phase.TRY_RESTORE_DECODE:
-                detail += " and behind it the token to continue from"
-            raise StepFailed(detail, ErrorCode.RESTORE_INCOMPLETE)
 
     def _input(self, step: Step, slices: Sequence[Slice], has_misses: bool) -> npt.NDArray[np.float32] | None:
         """The rows that an earlier stage sent, less those that this one misses."""

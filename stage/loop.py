@@ -251,7 +251,7 @@ class StageLoop:
             elif isinstance(instruction, StartJob):
                 self._files.submit(instruction.job)
             elif isinstance(instruction, Note):
-                log.info("event=%s %s", instruction.event, instruction.fields)
+                instruction.write(log)
             else:
                 self._exit = instruction
 

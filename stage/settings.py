@@ -18,6 +18,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "chunk_tokens": (1, 8192),
     "chunk_target_s": (0.001, 60),
     "step_deadline_s": (0.1, 3600),
+    "dial_timeout_s": (0.1, 60),
     "metrics_port": (0, 65_535),
 }
 
@@ -34,7 +35,8 @@ class StageSettings:
     uses (None: all that is free; 0: no cache). What the cache keeps is also written to `disk_directory`, if there is
     one, up to `disk_bytes` in all, and read when a prompt wants it. Exported snapshots lie in `snapshot_directory`,
     up to `snapshot_bytes`. `chunk_tokens` bounds a step's prefill chunks; within it, they are cut so that the slowest
-    stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. `metrics_port` serves
+    stage takes about `chunk_target_s` for them, and beside decodes no longer than for those. A client that has not
+    answered a dial within `dial_timeout_s` gets its tokens through the broker. `metrics_port` serves
     `/metrics` on loopback (0: any free port; None: nothing). The conditions simulate a network.
 
     Raises:
@@ -61,6 +63,7 @@ class StageSettings:
     chunk_tokens: int = 256
     chunk_target_s: float = 0.25
     step_deadline_s: float = 60.0
+    dial_timeout_s: float = 4.0
     metrics_port: int | None = 0
     hop_condition: WireCondition | None = None
     feed_condition: WireCondition | None = None

@@ -123,7 +123,7 @@ class StageEpoch:
         for message in messages:
             if isinstance(message, Fault):
                 return [*out, *self.fail(message.code, message.detail, now)]
-            out.append(message if isinstance(message, StartJob) else SendControl(message))
+            out.append(message if isinstance(message, StartJob | Note) else SendControl(message))
         return out
 
     def fail(self, code: ErrorCode, detail: str, now: float) -> list[Instruction]:

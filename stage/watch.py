@@ -141,6 +141,10 @@ class StageWatch:
         yield Sample(m.STEPS_IN_FLIGHT, (), measures.num_in_flight if head else 0)
         yield Sample(m.STEP_TRAVERSAL, (), measures.traversal_s)
         yield Sample(m.HOP_TIME, (), measures.hop_s)
+        for outcome, seconds in measures.restore_s.items():
+            yield Sample(m.RESTORE_TIME, (outcome.value,), seconds)
+        yield Sample(m.FETCH_TIME, (), measures.fetch_s)
+        yield Sample(m.EXPORT_TIME, (), measures.export_s)
         yield Sample(m.SNAPSHOT_SAVES, (), measures.num_saves)
         snapshots = head.scheduler.snapshots if head else None
         yield Sample(m.SNAPSHOTS, (), len(snapshots) if snapshots is not None else 0)

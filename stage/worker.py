@@ -204,6 +204,7 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
             max_sequences=settings.max_sequences,
             chunk_tokens=settings.chunk_tokens,
             chunk_target_s=settings.chunk_target_s,
+            are_blocks_shared=assemble.cache_blocks > 0 and operators.is_row_exact,
         )
         return HeadLimits(
             scheduler=scheduler,
@@ -222,4 +223,5 @@ def _parts(settings: StageSettings, loaded: LoadedStage) -> StageParts:
         draw_nonce=lambda: secrets.token_bytes(16),
         card=loaded.card,
         control_endpoint=settings.control_endpoint,
+        dial_timeout_s=settings.dial_timeout_s,
     )

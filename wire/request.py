@@ -93,6 +93,31 @@ NO_STATISTICS = CacheStatistics()
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore of `num_asked` tokens found: the `num_tokens` that all stages so far hold.
+
+    `num_bytes` are their keys and values, of all these stages; the most that one has read from files for it are
+    `num_fetched` tokens. `missed_at` is the stage that first held less than it was asked for.
+    """
+
+    seq_id: int
+    num_tokens: int
+    num_asked: int = 0
+    num_bytes: int = 0
+    num_fetched: int = 0
+    missed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """What goes into the prefix caches when a sequence is released: tokens, and bytes, of all stages so far."""
+
+    seq_id: int
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWish:
     """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
 
@@ -111,9 +136,10 @@ class Ending:
 
     `num_tokens` is the total that was sent, so that a client knows whether it holds them all; it is None
     where the writer cannot know it (the broker, after a stage was lost). `code` and `detail` belong to FAILED.
-    `timings` and `cache` are of all steps that held the request, with what others did in them; `timing` is where its
-    own time went, from the tail only. `kept_tokens` is the length of the snapshot that all stages keep of its prompt.
-    `restore_note` says why the snapshot that it named could not be used as a whole; empty if it could, or named none.
+    `timings` and `cache` are of all steps that held the request, with what others did in them, and `cache` has what
+    the request's release inserts after them; `timing` is where its own time went, from the tail only. `kept_tokens` is
+    the length of the snapshot that all stages keep of its prompt. `restore_note` says why the snapshot that it named
+    could not be used as a whole; empty if it could, or named none.
     """
 
     finish_reason: FinishReason

@@ -12,9 +12,11 @@ from stagewire.wire.request import (
     NO_STATISTICS,
     CacheStatistics,
     FinishReason,
+    Restored,
     ReturnOffer,
     SnapshotWish,
     StageTiming,
+    Unrecorded,
     Usage,
 )
 from stagewire.wire.sampling import SamplingParams
@@ -74,14 +76,6 @@ class SequenceResult:
     finish_reason: FinishReason | None
     code: ErrorCode | None = None
     usage: Usage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """What a restore found: the `num_tokens` that all stages hold."""
-
-    seq_id: int
-    num_tokens: int
 
 
 @message(110)
@@ -160,6 +154,7 @@ class SequenceStart:
     offer: ReturnOffer | None
     admission_s: float = 0.0
     restore_note: str = ""
+    session_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +229,9 @@ class Step(Message):
 
     `token_ids` are those of all slices, one after the other, also of missed ones. `hidden_states` is float32
     [T, D] with the rows of the slices that were not missed; None on the way into the head. `cache` is what the
-    caches of the stages so far did, since the step before. `waits` has an item for each sequence that has slices.
+    caches of the stages so far did, since the step before. `waits` has an item for each sequence that has slices,
+    `restored` one for each slice that restores, `unrecorded` one for each sequence that may end with this step and
+    still has something for the caches.
     """
 
     step_id: int
@@ -248,3 +245,5 @@ class Step(Message):
     cache: CacheStatistics = NO_STATISTICS
     orders: tuple[FileOrder, ...] = ()
     waits: tuple[Wait, ...] = ()
+    restored: tuple[Restored, ...] = ()
+    unrecorded: tuple[Unrecorded, ...] = ()

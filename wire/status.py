@@ -40,7 +40,8 @@ class PipelineStatus:
 class Status(Message):
     """Answer to `GetStatus`. `num_clients` are those besides the one that asks.
 
-    `waiting_for` says in words what keeps a pipeline from being whole, or is empty.
+    `waiting_for` says in words what keeps a pipeline from being whole, or is empty. Snapshots of anonymous clients are
+    freed when these have been gone for `snapshot_expiry_s`.
     """
 
     incarnation: int
@@ -53,3 +54,4 @@ class Status(Message):
     num_requests_running: int
     num_bad_messages: int
     waiting_for: str
+    snapshot_expiry_s: float

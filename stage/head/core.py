@@ -6,6 +6,7 @@ It owns the scheduler. Messages in, control messages out; `StageEpoch.take` asks
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -19,11 +20,13 @@ from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup, no_lookup
 from stagewire.stage.timing.head_times import NO_TIME, HeadMeasures, ReadTime, RingClock
+from stagewire.stage.timing.restore_note import restore_notes
 from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEndedAck, RunningRequest
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.file_orders import FileAction, FileDone
+from stagewire.wire.note import Note
 from stagewire.wire.request import FinishReason, Usage
 from stagewire.wire.ring import CancelRequest, Flow, Miss, SequenceFinish, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import SnapshotReport
@@ -34,7 +37,7 @@ _MAX_TOMBSTONES = 100_000
 _REPORT_AGAIN_S = 1.0
 
 HeadInput = StartRequest | CancelRequest | StepResult | Miss | Flow | FileDone | RequestEndedAck
-HeadOutput = GenerateAck | RequestEnded | Fault | SnapshotReport | StartJob
+HeadOutput = GenerateAck | RequestEnded | Fault | SnapshotReport | StartJob | Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,8 @@ class HeadCore:
         self.scheduler = Scheduler(limits.scheduler, sources.lookup)
         self._clock = RingClock()
         self._files = HeadFiles(self.scheduler, limits.scheduler.num_stages, sources.file_lookup)
-        self.snapshots = SnapshotDesk(
-            epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id
-        )  # fmt: skip
+        desk = (epoch, sources.model, limits, self.scheduler, self._files, self._new_seq_id, self._measures)
+        self.snapshots = SnapshotDesk(*desk)
         self._check = RequestCheck(limits, self.scheduler.snapshots, self.snapshots, self._files)
         self._importing: dict[int, Sequence] = {}
         self._by_request: dict[str, Sequence] = {}
@@ -117,7 +119,8 @@ class HeadCore:
         if isinstance(message, StepResult):
             round_trip = self._clock.returned(message.step_id, message.timings, now, read_time)
             self._measures.completed(message, round_trip, now)
-            return self._complete(message, now)
+            notes = self._notes(message, round_trip.total_s) if message.restored and round_trip else ()
+            return [*notes, *self._complete(message, now)]
         if isinstance(message, CancelRequest):
             self._cancel(message, now)
         elif isinstance(message, Miss):
@@ -229,6 +232,8 @@ class HeadCore:
 
     def _end_wait(self, wait: FileWait, now: float) -> list[HeadOutput]:
         """All stages are through with an order, or it took too long."""
+        if wait.order.action is FileAction.FETCH:
+            self._measures.fetch_s.observe(now - wait.begun_at)
         if wait.order.action is FileAction.EXPORT:
             return [*self.snapshots.finish_parts(wait, now)]
         self._clock.fetching(wait.order.seq_id, False, now)
@@ -255,8 +260,9 @@ class HeadCore:
         self.scheduler.finish(sequence, SequenceFinish(sequence.seq_id, reason, code, detail))
 
     def _complete(self, result: StepResult, now: float) -> list[HeadOutput]:
-        reports: list[HeadOutput] = []
-        for sequence, item in self.scheduler.complete(result):
+        ended = self.scheduler.complete(result)
+        reports: list[HeadOutput] = [*self.snapshots.saved(result)] if result.kept else []
+        for sequence, item in ended:
             request_id = sequence.request.request_id
             del self._by_request[request_id]
             self._clock.gone(sequence.seq_id)
@@ -270,6 +276,9 @@ class HeadCore:
             self._ended[request_id] = now
             reports.append(report)
         return reports
+
+    def _notes(self, result: StepResult, total_s: float) -> Iterator[Note]:
+        return restore_notes({s.seq_id: s.request for s in self._by_request.values()}, result, total_s, self._epoch)
 
     def _set_paused(self, flow: Flow, now: float) -> None:
         sequence = self._by_request.get(flow.request_id)

@@ -36,6 +36,7 @@ class FileWait:
     """An order, the stages that still work on it, and what the others have answered. The first failure stays."""
 
     order: FileOrder
+    begun_at: float
     deadline: float
     missing: set[int]
     num_tokens: list[int] = field(default_factory=list)
@@ -76,7 +77,7 @@ class HeadFiles:
 
     def await_manifest(self, order: FileOrder, now: float) -> None:
         """The head itself is busy with a manifest for this order, which has not gone out yet."""
-        self._waits[order.seq_id] = FileWait(order, now + _FILE_S, {_MANIFEST})
+        self._waits[order.seq_id] = FileWait(order, now, now + _FILE_S, {_MANIFEST})
 
     def take_manifest(self, seq_id: int, file: str) -> bool:
         """The manifest of this file is there; False if it was not waited for any more."""
@@ -89,7 +90,7 @@ class HeadFiles:
     def order(self, order: FileOrder, now: float) -> None:
         """Send it with the next step; `take`, or `overdue`, tells what became of it."""
         allowed_s = _FETCH_S if order.action is FileAction.FETCH else _FILE_S
-        self._waits[order.seq_id] = FileWait(order, now + allowed_s, set(range(self._num_stages)))
+        self._waits[order.seq_id] = FileWait(order, now, now + allowed_s, set(range(self._num_stages)))
         self._scheduler.order(order)
 
     def take(self, done: FileDone) -> FileWait | None:

@@ -13,19 +13,23 @@ from stagewire.stage.instructions import StartJob
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence
 from stagewire.stage.schedule.snapshots import MAX_SNAPSHOTS, Snapshot
+from stagewire.stage.timing.head_times import HeadMeasures
+from stagewire.stage.timing.timing_line import one_word
 from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.file_orders import FileAction, FileOrder
 from stagewire.wire.limits import MAX_NAME_CHARS
+from stagewire.wire.note import Note
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.ring import StartRequest
+from stagewire.wire.ring import StartRequest, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import TokenIds
 
 Refusal = tuple[ErrorCode, str]
-DeskOutput = SnapshotReport | StartJob
+DeskOutput = SnapshotReport | StartJob | Note
 _MAX_TICKETS = 64
+_SEE_ALL = "`stagewire snapshot list --all` shows all"
 _MOST_PINNED = 0.5
 """Snapshots may hold so much of the pool together: who has gone must not lock out those who come."""
 
@@ -37,6 +41,7 @@ class _Export:
     snapshot: Snapshot
     client_id: str
     file: str
+    begun_at: float
     asked: list[AskHeadSnapshots] = field(default_factory=list)
     replaces: Manifest | None = None
 
@@ -52,9 +57,10 @@ class SnapshotDesk:
         scheduler: Scheduler,
         files: HeadFiles,
         new_seq_id: Callable[[], int],
+        measures: HeadMeasures,
     ) -> None:
         self._epoch, self._model, self._limits, self._scheduler, self._files = epoch, model, limits, scheduler, files
-        self._new_seq_id = new_seq_id
+        self._new_seq_id, self._measures = new_seq_id, measures
         self._exports: dict[int, _Export] = {}
 
     # --- making ---
@@ -70,11 +76,12 @@ class SnapshotDesk:
 
     def num_pinned(self, request: StartRequest) -> int:
         """Blocks that snapshots hold once this request's is among them."""
-        snapshots, wish = self._scheduler.snapshots, request.snapshot
-        if wish is None:
-            return snapshots.num_blocks
-        num_tokens = len(request.prompt_token_ids) if wish.num_tokens is None else wish.num_tokens
-        return snapshots.num_blocks + snapshots.blocks_for(num_tokens)
+        pinned, wish = self._scheduler.snapshots.pinned, request.snapshot
+        return (
+            pinned.num_blocks
+            if wish is None
+            else pinned.num_with(request.prompt_token_ids.to_list()[: wish.num_tokens])
+        )
 
     def refusal(self, request: StartRequest, running: Iterable[Sequence]) -> Refusal | None:
         """Why a request's snapshot cannot be made, or the one it restores is not there.
@@ -97,12 +104,30 @@ class SnapshotDesk:
         no_room = max(needs) > self._limits.max_total_tokens(num_pinned)
         no_room = no_room or num_pinned > _MOST_PINNED * self._limits.scheduler.num_blocks
         if len(self._scheduler.snapshots) >= MAX_SNAPSHOTS:
-            return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one"
+            return ErrorCode.SNAPSHOT_LIMIT, f"{MAX_SNAPSHOTS} snapshots are kept; free one ({_SEE_ALL})"
         if no_room:
-            size = counted(num_tokens, "token")
-            detail = f"no KV blocks left to keep {size}; free a snapshot, or give the stages more kv_tokens"
-            return ErrorCode.SNAPSHOT_LIMIT, detail
+            detail = (
+                f"no KV blocks left to keep {counted(num_tokens, 'token')}; {self._pinned()}: free one ({_SEE_ALL}), "
+            )
+            return ErrorCode.SNAPSHOT_LIMIT, f"{detail}or give the stages more kv_tokens"
         return None
+
+    def _pinned(self) -> str:
+        snapshots, num_blocks = self._scheduler.snapshots, self._limits.scheduler.num_blocks
+        return f"{len(snapshots)} snapshots hold {snapshots.num_blocks} of {num_blocks}"
+
+    def saved(self, result: StepResult) -> list[Note]:
+        """The snapshots that are complete with this step, for the log."""
+        complete = [one for one in self._scheduler.snapshots.of_all() if one.seq_id in result.kept]
+        return [Note("snapshot_saved", f"{self._words(one)} pinned_blocks={self._num_pinned}") for one in complete]
+
+    @property
+    def _num_pinned(self) -> int:
+        return self._scheduler.snapshots.num_blocks
+
+    def _words(self, snapshot: Snapshot) -> str:
+        client, name = one_word(snapshot.client_id), one_word(snapshot.name)
+        return f"client={client} name={name} epoch={self._epoch} tokens={snapshot.num_tokens}"
 
     # --- what the client asks for ---
 
@@ -110,33 +135,41 @@ class SnapshotDesk:
         """The complete ones of this client, by name."""
         return self._scheduler.snapshots.of_client(client_id)
 
-    def free(self, client_id: str, name: str) -> None:
-        """Give it up on all stages, with the next step; an unknown name changes nothing."""
-        snapshot = self._find(client_id, name)
-        if snapshot is not None:
+    def free(self, client_id: str, name: str | None = None) -> int:
+        """Give up one, or (None) all of a client, on all stages, with the next step; returns how many that were."""
+        freed = [one for one in self.of_client(client_id) if name in (None, one.name)]
+        for snapshot in freed:
             self._scheduler.release(self._scheduler.snapshots.retire(snapshot))
+        return len(freed)
 
     def answer(self, asked: AskHeadSnapshots, now: float) -> list[DeskOutput]:
         """Carry out an order and report, now or when its files are written."""
-        order, refusal = asked.order, None
-        if order.action is SnapshotAction.FREE:
-            self.free(asked.client_id, order.name)
-        elif order.action is SnapshotAction.RENAME:
-            refusal = self._rename(asked.client_id, order)
-        elif order.action is SnapshotAction.EXPORT:
-            return self._export(asked, now)
-        return [self._report(asked, refusal)]
+        match asked.order.action:
+            case SnapshotAction.FREE:
+                return [self._report(asked, num_freed=self.free(asked.client_id, asked.order.name))]
+            case SnapshotAction.FREE_ALL:
+                return [self._report(asked, num_freed=self.free(asked.client_id))]
+            case SnapshotAction.RENAME:
+                return [self._report(asked, self._rename(asked.client_id, asked.order))]
+            case SnapshotAction.EXPORT:
+                return self._export(asked, now)
+        return [self._report(asked)]
 
     def _find(self, client_id: str, name: str) -> Snapshot | None:
         return self._scheduler.snapshots.find(client_id, name)
 
-    def _report(self, asked: AskHeadSnapshots, refusal: Refusal | None = None) -> SnapshotReport:
-        size, pipeline = self._limits.scheduler.block_size, str(self._epoch)
-        items = tuple(
-            SnapshotInfo(one.name, one.num_tokens, -(-one.num_tokens // size), one.has_logits, pipeline)
-            for one in self.of_client(asked.client_id)
-        )
-        return SnapshotReport(asked.ticket, items, *(refusal or (None, "")))
+    def _report(self, asked: AskHeadSnapshots, refusal: Refusal | None = None, num_freed: int = 0) -> SnapshotReport:
+        is_all, snapshots = asked.order.action is SnapshotAction.LIST_ALL, self._scheduler.snapshots
+        told = snapshots.of_all() if is_all else snapshots.of_client(asked.client_id)
+        items = tuple(self._info(one) for one in told)
+        code, detail = refusal or (None, "")
+        return SnapshotReport(asked.ticket, items, code, detail, num_freed)
+
+    def _info(self, snapshot: Snapshot) -> SnapshotInfo:
+        pinned, num_tokens = self._scheduler.snapshots.pinned, snapshot.num_tokens
+        num_own = pinned.num_freed(snapshot.seq_id)
+        words = (snapshot.name, num_tokens, pinned.blocks_for(num_tokens), snapshot.has_logits)
+        return SnapshotInfo(*words, str(self._epoch), snapshot.client_id, num_own)
 
     def _rename(self, client_id: str, order: SnapshotOrder) -> Refusal | None:
         snapshot = self._find(client_id, order.name)
@@ -167,13 +200,15 @@ class SnapshotDesk:
         if running or not self._files.has_room or any(one.file == file for one in self._exports.values()):
             return [self._report(asked, (ErrorCode.QUEUE_FULL, "another export is running; try again"))]
         snapshot.is_busy = True
-        self._exports[snapshot.seq_id] = _Export(snapshot, asked.client_id, file, [asked])
+        self._exports[snapshot.seq_id] = _Export(snapshot, asked.client_id, file, now, [asked])
         self._files.await_manifest(FileOrder(snapshot.seq_id, FileAction.EXPORT, file), now)
         return [StartJob(ReadManifest(self._epoch, snapshot.seq_id, file))]
 
     def finish_export(self, done: JobDone, now: float) -> list[DeskOutput]:
         """The manifest that was there has been read, or the new one is written."""
         export = self._exports.get(done.job.seq_id)
+        if export is not None and not done.code and isinstance(done.job, WriteManifest):
+            return [self._exported(export, now), *self._end_export(done.job.seq_id, None)]
         if export is None or done.code or isinstance(done.job, WriteManifest):
             return [*self._end_export(done.job.seq_id, (done.code, done.detail) if done.code else None)]
         if done.manifest and done.manifest.client_id != export.client_id:
@@ -183,6 +218,12 @@ class SnapshotDesk:
         digests = done.manifest.digests if done.manifest else ()
         self._files.order(FileOrder(export.snapshot.seq_id, FileAction.EXPORT, export.file, digests), now)
         return []
+
+    def _exported(self, export: _Export, now: float) -> Note:
+        elapsed_s = now - export.begun_at
+        self._measures.export_s.observe(elapsed_s)
+        words = f"{self._words(export.snapshot)} file={export.file} elapsed_ms={1000 * elapsed_s:.2f}"
+        return Note("snapshot_exported", words)
 
     def finish_parts(self, wait: FileWait, now: float) -> list[DeskOutput]:
         """All stages have written their parts, or one could not, or it took too long."""

@@ -86,6 +86,10 @@ class PrefixCache:
         recorded, self._recorded = self._recorded, []
         return recorded
 
+    def has(self, chain: bytes, token_bytes: bytes) -> bool:
+        """Whether these tokens are keyed behind those of the chain."""
+        return self._index.find(self.numerics, chain, token_bytes) is not None
+
     def is_keyed(self, block: int) -> bool:
         return self._index.of_block(block) is not None
 

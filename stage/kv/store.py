@@ -110,18 +110,9 @@ class KvStore:
 
     # --- looking up and restoring ---
 
-    def lookup(self, token_ids: TokenArray, limit: int, num_elsewhere: int | None = 0) -> int:
-        """How many of the first `limit` tokens a restore would give.
-
-        What is found will be asked for again, by the restore itself, and counted then. What neither this cache has nor
-        somebody else, who has `num_elsewhere` of them, is counted as missed; with None nothing is.
-        """
-        length = self.cache.match(token_ids, limit)[1]
-        if num_elsewhere is not None:
-            self.cache.count_tokens(num_missed=limit - max(length, num_elsewhere))
-            if not length and not num_elsewhere:
-                self.cache.count_lookup(0, 1)
-        return length
+    def lookup(self, token_ids: TokenArray, limit: int) -> int:
+        """How many of the first `limit` tokens a restore would give; nothing is counted."""
+        return self.cache.match(token_ids, limit)[1]
 
     def restore(self, seq_id: int, token_ids: TokenArray, limit: int) -> int:
         """Begin a sequence with as many of the first `limit` tokens as are held, and return their number."""
@@ -235,9 +226,6 @@ class KvStore:
         """Begin a sequence with all that another one holds; False if that is not exactly these tokens."""
         sequence = self._sequences.get(source)
         is_held = sequence is not None and sequence.token_bytes == token_ids.tobytes()
-        num_held = len(token_ids) if is_held else 0
-        self.cache.count_lookup(num_held, len(token_ids))
-        self.cache.count_tokens(num_held=num_held, num_missed=len(token_ids) - num_held)
         if not is_held or not self.keep(source, target, len(token_ids)):
             return False
         self.cache.count_restored(len(token_ids))
@@ -256,6 +244,17 @@ class KvStore:
         if sequence is not None:
             self._inserter.insert(sequence, sequence.length, is_prompt_done=True)
             self._truncate(sequence, 0)
+
+    def num_unrecorded(self, seq_id: int) -> int:
+        """Tokens that would become public if the sequence were released now."""
+        sequence = self._sequences.get(seq_id)
+        if sequence is None or not (sequence.prompt_end or sequence.length // self.block_size > len(sequence.entries)):
+            return 0  # as with most decodes
+        return self._inserter.num_new(sequence)
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Of the keys and values of so many tokens."""
+        return num_tokens * self.block_bytes // self.block_size
 
     def clear(self) -> int:
         """Forget all that no sequence holds; returns how many blocks that were."""

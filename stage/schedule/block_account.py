@@ -10,7 +10,11 @@ from stagewire.stage.schedule.snapshots import Snapshots
 
 
 class BlockAccount:
-    """`running` and `snapshots` are the scheduler's own; a block that several share counts for each of them."""
+    """`running` and `snapshots` are the scheduler's own.
+
+    A block that running sequences share, with each other or with snapshots, counts for each of them, so that a copy
+    always finds its block; one that only snapshots share counts once.
+    """
 
     def __init__(self, limits: SchedulerLimits, running: Mapping[int, Sequence], snapshots: Snapshots) -> None:
         self._limits, self._running, self._snapshots = limits, running, snapshots

@@ -43,9 +43,7 @@ class Restoring:
         if sequence.restore_limit is not None:
             token_ids = token_ids[: sequence.restore_limit]
         limit = min(last, len(token_ids))
-        num_elsewhere = max(snapshot.num_tokens if snapshot else 0, min(limit, sequence.num_fetched))
-        counted = None if only_whole else num_elsewhere
-        num_held = self._lookup(token_ids, limit, counted) if limit else 0
+        num_held = self._lookup(token_ids, limit) if limit else 0
         num_held = max(num_held, min(limit, sequence.num_fetched))
         if snapshot and not only_whole and snapshot.num_tokens >= num_held:
             return Restore(Phase.RESUME, snapshot.num_tokens, snapshot.num_tokens, snapshot.seq_id)

@@ -26,7 +26,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, lookup: Lookup = no_lookup) -> None:
         self._limits = limits
-        self.snapshots = Snapshots(limits.block_size)
+        self.snapshots = Snapshots(limits.block_size, limits.are_blocks_shared)
         self._restoring = Restoring(self.snapshots, lookup)
         self._chunks = ChunkBudget(limits.chunk_tokens, limits.chunk_target_s, limits.num_stages)
         self._sequences: dict[int, Sequence] = {}

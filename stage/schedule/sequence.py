@@ -89,6 +89,7 @@ class Sequence:
             offer=request.offer,
             admission_s=request.admission_s,
             restore_note=self.restore_note,
+            session_id=request.session_id,
         )
 
     @property

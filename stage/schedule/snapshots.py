@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stagewire.stage.schedule.pinned_blocks import PinnedBlocks
 from stagewire.stage.schedule.sequence import Sequence
 from stagewire.wire.ring import Keep, Phase, StepResult
 
@@ -36,26 +37,30 @@ class Snapshot:
 
 
 class Snapshots:
-    """All snapshots of one pipeline epoch."""
+    """All snapshots of one pipeline epoch; `pinned` are the blocks of each stage that they hold, or will."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, is_shared: bool = True) -> None:
+        self.pinned = PinnedBlocks(block_size, is_shared)
         self._by_id: dict[int, Snapshot] = {}
         self.in_flight: dict[int, list[Sequence]] = {}
         """Sequences whose slices carry a snapshot, by step."""
-        self.num_blocks = 0
-        """Blocks of each stage that they hold, counted as if they shared none."""
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of each stage that they hold."""
+        return self.pinned.num_blocks
+
+    def of_all(self) -> list[Snapshot]:
+        """The complete ones, by client and name."""
+        complete = [one for one in self._by_id.values() if one.is_complete]
+        return sorted(complete, key=lambda one: (one.client_id, one.name))
 
     def of_client(self, client_id: str) -> list[Snapshot]:
         """The complete ones, by name."""
-        own = [one for one in self._by_id.values() if one.client_id == client_id and one.is_complete]
-        return sorted(own, key=lambda one: one.name)
+        return [one for one in self.of_all() if one.client_id == client_id]
 
     def find(self, client_id: str, name: str) -> Snapshot | None:
         """A complete one."""
@@ -90,7 +95,7 @@ class Snapshots:
     def reserve(self, snapshot: Snapshot, sequence: Sequence) -> None:
         """`sequence` will pass the place; from now on the blocks are spoken for."""
         self._by_id[snapshot.seq_id] = snapshot
-        self.num_blocks += self.blocks_for(snapshot.num_tokens)
+        self.pinned.add(snapshot.seq_id, snapshot.token_ids)
         sequence.keep = Keep(snapshot.seq_id, snapshot.num_tokens)
 
     def retire(self, snapshot: Snapshot) -> list[int]:
@@ -98,7 +103,7 @@ class Snapshots:
         snapshot.is_retired, snapshot.is_complete = True, False
         if snapshot.is_busy or self._by_id.pop(snapshot.seq_id, None) is None:
             return []
-        self.num_blocks -= self.blocks_for(snapshot.num_tokens)
+        self.pinned.remove(snapshot.seq_id)
         return [snapshot.seq_id]
 
     def abandon(self, keep: Keep) -> list[int]:
@@ -154,7 +159,8 @@ class Snapshots:
 
     def check_invariants(self) -> None:
         """Raise AssertionError if the books do not add up."""
-        assert self.num_blocks == sum(self.blocks_for(one.num_tokens) for one in self._by_id.values())
+        self.pinned.check_invariants()
+        assert self.num_blocks <= sum(self.pinned.blocks_for(one.num_tokens) for one in self._by_id.values())
         names = [(one.client_id, one.name) for one in self._by_id.values() if one.is_complete]
         assert len(names) == len(set(names))
         for step_id, sequences in self.in_flight.items():

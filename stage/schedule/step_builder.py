@@ -10,15 +10,11 @@ from stagewire.wire.file_orders import FileOrder
 from stagewire.wire.ring import SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
-Lookup = Callable[[Items[int], int, int | None], int]
-"""How many of the first `limit` tokens the head's own stage can restore.
-
-Asked with token ids, limit, and how many of them there are elsewhere, so that what is missing can be counted; None if
-it will be asked again.
-"""
+Lookup = Callable[[Items[int], int], int]
+"""How many of the first `limit` tokens the head's own stage can restore."""
 
 
-def no_lookup(_token_ids: Items[int], _limit: int, _elsewhere: int | None) -> int:
+def no_lookup(_token_ids: Items[int], _limit: int) -> int:
     """Nothing can ever be restored."""
     return 0
 

@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.tail.return_link import LinkInstruction, ReturnLink
+from stagewire.stage.tail.return_link import DIAL_S, LinkInstruction, ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
 from stagewire.stage.timing.timing_line import timing_line
@@ -22,12 +22,11 @@ from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.note import Note
-from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Usage
+from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Unrecorded, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
 from stagewire.wire.ring import (
     RESTORES,
     Phase,
-    Restored,
     SequenceFinish,
     SequenceResult,
     SequenceStart,
@@ -49,6 +48,14 @@ class _Request:
     num_cached: int | None = None
     num_kept: int = 0
     cache: CacheStatistics = NO_STATISTICS
+    unrecorded: Unrecorded | None = None
+
+    def all_cache(self) -> CacheStatistics:
+        """With what its release will insert."""
+        rest = self.unrecorded
+        if rest is None:
+            return self.cache
+        return self.cache.plus(CacheStatistics(recorded_tokens=rest.num_tokens, recorded_bytes=rest.num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,11 @@ class Draw:
 class TailCore:
     """All requests of one pipeline epoch at its tail, and the links to their clients."""
 
-    def __init__(self, epoch: Epoch, vocab_size: int, draw_nonce: Callable[[], bytes]) -> None:
+    def __init__(
+        self, epoch: Epoch, vocab_size: int, draw_nonce: Callable[[], bytes], dial_timeout_s: float = DIAL_S
+    ) -> None:
         self._epoch, self._vocab_size, self._draw_nonce = epoch, vocab_size, draw_nonce
+        self._dial_timeout_s = dial_timeout_s
         self._requests: dict[int, _Request] = {}
         self._kept_logits: dict[int, npt.NDArray[np.float32]] = {}
         self._links: dict[str, ReturnLink] = {}
@@ -147,12 +157,9 @@ class TailCore:
         results += [self._book_finish(finish, items) for finish in step.finishes if finish.seq_id in self._requests]
         sends = [i for client_id, batch in items.items() for i in self._links[client_id].deliver(batch, now)]
         lines, self._lines = self._lines, []
-        restored = [Restored(span.seq_id, span.num_restored) for span in step.slices if span.phase in RESTORES]
         kept = [span.keep.seq_id for span in step.slices if span.keep]
-        return StepResult(step.step_id, tuple(results), timings, tuple(restored), tuple(kept), step.cache), [
-            *sends,
-            *lines,
-        ]
+        result = StepResult(step.step_id, tuple(results), timings, step.restored, tuple(kept), step.cache)
+        return result, [*sends, *lines]
 
     def _add_up(self, step: Step, cost: StepCost, now: float) -> None:
         """What a step cost and found, for each request that it held."""
@@ -169,10 +176,23 @@ class TailCore:
                 request.num_cached = min(span.num_restored, request.start.num_prompt_tokens)
                 self._num_prompt += request.start.num_prompt_tokens
                 self._num_cached += request.num_cached
+            request.unrecorded = None
             if step.cache != NO_STATISTICS:
                 request.cache = request.cache.plus(step.cache)
             request.time.step(span, last[seq_id], waits.get(seq_id), cost, now)
             self._last_booked.append(request.time)
+        self._add_up_endings(step, set(last))
+
+    def _add_up_endings(self, step: Step, present: set[int]) -> None:
+        """What a release gives to the caches: it was in this step, or, should the request end here, comes after it."""
+        for finish in step.finishes:
+            request = self._requests.get(finish.seq_id)
+            if request is not None and finish.seq_id not in present:
+                request.cache, request.unrecorded = request.cache.plus(step.cache), None
+        for one in step.unrecorded:
+            request = self._requests.get(one.seq_id)
+            if request is not None:
+                request.unrecorded = one
 
     def _book_draw(self, draw: Draw, items: dict[str, list[ReturnItem]]) -> SequenceResult:
         request = self._requests[draw.seq_id]
@@ -213,10 +233,10 @@ class TailCore:
         num_wanted = request.num_generated if stop_after is None else min(stop_after, request.num_generated)
         usage = Usage(request.start.num_prompt_tokens, num_wanted, request.num_cached or 0)
         ending = Ending(
-            reason, request.num_generated, usage, request.time.stages(), code, detail, request.cache, request.num_kept,
-            request.time.parts(), request.start.restore_note,
+            reason, request.num_generated, usage, request.time.stages(), code, detail, request.all_cache(),
+            request.num_kept, request.time.parts(), request.start.restore_note,
         )  # fmt: skip
-        self._lines.append(timing_line(request.start, ending))
+        self._lines.append(timing_line(request.start, ending, self._epoch))
         self._return(request, sampled, ending, items)
         del self._requests[request.start.seq_id]
         token_ids = tuple(s.token_id for s in sampled)
@@ -240,7 +260,9 @@ class TailCore:
 
     def _link(self, client_id: str) -> ReturnLink:
         if client_id not in self._links:
-            self._links[client_id] = ReturnLink(self._epoch, client_id, self._draw_nonce, self._link_numbers)
+            self._links[client_id] = ReturnLink(
+                self._epoch, client_id, self._draw_nonce, self._link_numbers, self._dial_timeout_s
+            )
         return self._links[client_id]
 
     def receive(self, client_id: str, link: int | None, message: Message, now: float) -> list[LinkInstruction]:

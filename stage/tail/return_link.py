@@ -26,7 +26,7 @@ from stagewire.wire.returns import (
 from stagewire.wire.ring import CancelRequest, Flow
 
 DIAL_S = 4.0
-"""Bound of a dial with its hello: 2 s for the connection, 2 s for the reply."""
+"""Bound of a dial with its hello, unless the stage is told another."""
 RELAY_AGAIN_S = 1.0
 RELAY_SILENCE_S = 5.0
 """Unacknowledged for so long on the relay, where nothing tells of a loss: greet again."""
@@ -93,11 +93,18 @@ class ReturnLink:
     """All streams of one client in one epoch.
 
     `draw_nonce` gives 16 random bytes; tests pass a counter. `numbers` counts links over all clients of the tail, so
-    that a client whose link was forgotten never sees a number again.
+    that a client whose link was forgotten never sees a number again. `dial_timeout_s` bounds a dial with its hello.
     """
 
-    def __init__(self, epoch: Epoch, client_id: str, draw_nonce: Callable[[], bytes], numbers: Iterator[int]) -> None:
-        self._epoch, self._client_id = epoch, client_id
+    def __init__(
+        self,
+        epoch: Epoch,
+        client_id: str,
+        draw_nonce: Callable[[], bytes],
+        numbers: Iterator[int],
+        dial_timeout_s: float = DIAL_S,
+    ) -> None:
+        self._epoch, self._client_id, self._dial_timeout_s = epoch, client_id, dial_timeout_s
         self._draw_nonce, self._numbers = draw_nonce, numbers
         self._streams: dict[str, ReturnStream] = {}
         self._offer: ReturnOffer | None = None
@@ -208,7 +215,7 @@ class ReturnLink:
 
     def _start_dial(self, offer: ReturnOffer, now: float) -> list[LinkInstruction]:
         self._offer = None
-        self._dial = self._attempt(now + DIAL_S)
+        self._dial = self._attempt(now + self._dial_timeout_s)
         hello = self._hello(self._dial, offer.nonce)
         return [Dial(self._client_id, self._dial.link, offer.endpoint, hello)]
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stagewire.monitoring.metrics import (
+    EXPORT_TIME,
+    FETCH_TIME,
     HOP_TIME,
     INTER_TOKEN_LATENCY,
     REQUEST_DECODE_TIME,
@@ -17,10 +19,12 @@ from stagewire.monitoring.metrics import (
     REQUEST_PREFILL_TIME,
     REQUEST_PROMPT_TOKENS,
     REQUEST_QUEUE_TIME,
+    RESTORE_TIME,
     STEP_TRAVERSAL,
     TIME_PER_OUTPUT_TOKEN,
     TIME_TO_FIRST_TOKEN,
 )
+from stagewire.stage.timing.restore_note import RestoreOutcome, outcome_of
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import SequenceResult, Step, StepResult
 from stagewire.wire.timing import Wait
@@ -169,6 +173,9 @@ class HeadMeasures:
         self.generation_lengths = REQUEST_GENERATION_TOKENS.distribution()
         self.traversal_s = STEP_TRAVERSAL.distribution()
         self.hop_s = HOP_TIME.distribution()
+        self.restore_s = {outcome: RESTORE_TIME.distribution() for outcome in RestoreOutcome}
+        self.fetch_s = FETCH_TIME.distribution()
+        self.export_s = EXPORT_TIME.distribution()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_generated_tokens = 0
         self.num_preemptions = self.num_saves = 0
         self._preemptions_of_epoch = 0
@@ -205,6 +212,8 @@ class HeadMeasures:
         self.num_in_flight -= 1
         self.traversal_s.observe(round_trip.total_s)
         self.hop_s.observe(round_trip.hops_s)
+        for found in result.restored:
+            self.restore_s[outcome_of(found)].observe(round_trip.total_s)
         self.num_saves += len(result.kept)
         for item in result.results:
             self._took(item, now)

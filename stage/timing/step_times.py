@@ -64,7 +64,7 @@ class LoopClock:
 
 
 PHASES = ("prefill", "decode", "mixed")
-OUTCOMES = ("direct_miss", "forward_hit", "direct_hit")
+OUTCOMES = ("direct_miss", "forward_hit", "partial_hit", "direct_hit")
 
 
 class LinkTraffic:
@@ -108,7 +108,7 @@ class StageMeasures:
             if is_tail:
                 self.sample_s.observe(timing.sample_s)
         if plan.step is not taken.step:  # a step that restores or misses differs from what was planned
-            self._count_restores(taken.step, plan, "direct_hit" if is_tail else "forward_hit")
+            self._count_restores(taken.step, plan, is_tail)
 
     def _count_rows(self, batch: Batch, slices: Sequence[Slice], compute_s: float) -> None:
         num_prefill = sum([span.num_rows for span in slices if span.phase is Phase.PREFILL])
@@ -119,9 +119,11 @@ class StageMeasures:
         self.step_tokens.observe(batch.num_rows)
         self.step_sequences.observe(len(batch.slices))
 
-    def _count_restores(self, taken: Step, plan: Plan, hit: str) -> None:
+    def _count_restores(self, taken: Step, plan: Plan, is_tail: bool) -> None:
         for old, new in zip(taken.slices, plan.step.slices, strict=True):
             if new.phase in RESTORES and new.num_restored:
+                # Only what is sampled from answers the client; of a part, the rest is computed first.
+                hit = "forward_hit" if not is_tail else "direct_hit" if new.sample else "partial_hit"
                 self.restores[hit] += not new.missed and new.num_restored == old.num_restored
         self.restores["direct_miss"] += len(plan.misses)
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from stagewire.wire.epoch import Epoch
 from stagewire.wire.note import Note
 from stagewire.wire.request import Ending
 from stagewire.wire.ring import SequenceStart
 from stagewire.wire.timing import RequestTiming
 
 
-def timing_line(start: SequenceStart, ending: Ending) -> Note:
+def timing_line(start: SequenceStart, ending: Ending, epoch: Epoch) -> Note:
     """`key=value`, times in milliseconds; `compute_ms` has one for each stage, head first."""
     usage, reason = ending.usage, (ending.code or ending.finish_reason).value
     return Note(
         "request_timing",
-        f"request={_one_line(start.request_id)} client={_one_line(start.client_id)} ending={reason} "
+        f"request={one_word(start.request_id)} client={one_word(start.client_id)} "
+        f"session={one_word(start.session_id)} epoch={epoch} ending={reason} "
         f"prompt_tokens={usage.prompt_tokens} cached_tokens={usage.cached_tokens} "
         f"completion_tokens={usage.completion_tokens}{_parts(ending.timing) if ending.timing else ''}",
     )
 
 
-def _one_line(text: str) -> str:
-    """A client's name must not be able to forge another line of the log."""
-    return text if text.isprintable() else repr(text)
+def one_word(text: str) -> str:
+    """A client's name must not be able to forge another line of the log, or another field of this one."""
+    is_word = text and text.isprintable() and not set(text) & set(" ='\"")
+    return text if is_word else repr(text)
 
 
 def _parts(timing: RequestTiming) -> str:

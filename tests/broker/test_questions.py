@@ -62,7 +62,7 @@ def test_without_stages_the_answer_is_empty_and_comes_at_once() -> None:
 
 LIST, FREE = SnapshotOrder(), SnapshotOrder(SnapshotAction.FREE, "rules")
 EXPORT = SnapshotOrder(SnapshotAction.EXPORT, "rules", "file")
-ITEMS = (SnapshotInfo("a", 20, 2, True, "7.1"),)
+ITEMS = (SnapshotInfo("a", 20, 2, True, "7.1", "c", 2),)
 
 
 @pytest.mark.parametrize("order", [LIST, FREE])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.broker_world import FIRST, LAST, STAGE, CheckedCore, client_peer, failed, offer, stage_peer
+from support.broker_world import FIRST, LAST, STAGE, WHO_LEFT_WHAT, CheckedCore, client_peer, failed, offer, stage_peer
 
 from stagewire.broker.events import (
     CloseFeed,
@@ -296,7 +296,8 @@ def test_a_living_assembly_is_adopted_with_its_requests_after_the_grace_period()
     assert broker.register(LAST, report=report(1)) == to_stage("s1", Registered(7, OLD))
     broker.hello("c")
     assert broker.pass_time(2.9, alive=(FIRST, LAST)) == []
-    assert broker.pass_time(0.1, alive=(FIRST, LAST)) == [OpenFeed(OLD, FIRST.data_endpoint, run=7)]
+    opened = [OpenFeed(OLD, FIRST.data_endpoint, run=7), WHO_LEFT_WHAT]
+    assert broker.pass_time(0.1, alive=(FIRST, LAST)) == opened
     assert broker.ask("c", "r2")[-1] == PushStart(OLD, "r2", "c", "session", 42, None)
     assert broker.from_client("c", Cancel("r1")) == [PushCancel(OLD, "r1")]
     ended = RequestEnded("r1", OLD, FinishReason.CANCELLED, None, Usage(3, 2))
@@ -314,7 +315,7 @@ def test_a_request_sent_again_before_its_head_reports_it_is_not_run_twice() -> N
     late = broker.from_stage("s0", GenerateAck("r2", OLD, None, ""))
     assert late == [DropPayload("r2"), *to_client(Dispatched("r2", OLD, None))]
     assert broker.ask("c", "r1", seed=1) == to_client(Accepted("r1", 42), Dispatched("r1", OLD, None))
-    assert broker.pass_time(3.1, alive=(FIRST, LAST)) == [OpenFeed(OLD, FIRST.data_endpoint, run=7)]
+    assert broker.pass_time(3.1, alive=(FIRST, LAST)) == [OpenFeed(OLD, FIRST.data_endpoint, run=7), WHO_LEFT_WHAT]
 
 
 def test_a_request_sent_again_whose_head_says_that_it_has_ended_is_not_run() -> None:

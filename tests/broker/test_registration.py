@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.broker_world import FIRST, LAST, STAGE, CheckedCore, client_peer, failed, stage_peer
+from support.broker_world import FIRST, LAST, STAGE, WHO_LEFT_WHAT, CheckedCore, client_peer, failed, stage_peer
 
 from stagewire.broker.events import ForgetPeer, Instruction, OpenFeed, Send
 from stagewire.wire.codec import Message
@@ -81,7 +81,7 @@ def test_what_a_stage_reports_twice_is_adopted_once() -> None:
     for _ in range(2):
         assert broker.register(FIRST, report=report(0, "r1")) == to_stage("s0", Registered(7, OLD))
         assert broker.register(LAST, report=report(1)) == to_stage("s1", Registered(7, OLD))
-    assert broker.pass_time(3.0, alive=(FIRST, LAST)) == [OpenFeed(OLD, FIRST.data_endpoint, run=7)]
+    assert broker.pass_time(3.0, alive=(FIRST, LAST)) == [OpenFeed(OLD, FIRST.data_endpoint, run=7), WHO_LEFT_WHAT]
     assert broker.register(FIRST, report=report(0, "r1")) == to_stage("s0", Registered(7, OLD))
     assert [request.request_id for request in broker.core.state.requests] == ["r1"]
 

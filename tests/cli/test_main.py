@@ -76,7 +76,8 @@ def test_the_memory_flags_of_up_reach_every_stage() -> None:
     "flags",
     [
         ["--kv-tokens", "5"], ["--threads", "0"], ["--threads", "1,0"], ["--cache-tokens", "-1"],
-        ["--max-sequences", "0"], ["--frontend-port", "99999"], ["--log-dir", "/dev/null/logs"],
+        ["--max-sequences", "0"], ["--frontend-port", "99999"], ["--snapshot-expiry-s", "0"],
+        ["--log-dir", "/dev/null/logs"],
     ],
 )  # fmt: skip
 def test_up_checks_its_flags_before_it_starts_anything(flags: list[str], capsys: Capture) -> None:
@@ -132,6 +133,13 @@ def test_help_names_every_command_and_the_exit_codes(capsys: Capture) -> None:
         (["up", "--split", "0:12", "--stages", "2"], "not allowed with argument"),
         (["up", "--stages", "0"], "stages=0"),
         (["up", "--threads", "two"], "threads=two: expected a number"),
+        (["snapshot", "free", "x", "--all"], "--all goes with list, not with free"),
+        (["snapshot", "list", "--all-of", "c"], "--all-of goes with free, not with list"),
+        (["snapshot", "rename", "x", "y", "--of", "c"], "--of goes with list, describe, free"),
+        (["snapshot", "free", "x", "--all-of", "c"], "expected: stagewire snapshot free"),
+        (["snapshot", "free", "--of", "c"], "expected: stagewire snapshot free NAME"),
+        (["snapshot", "free", "--all-of", ""], "--all-of needs the name of a client"),
+        (["snapshot", "list", "--all", "--of", "c"], "not allowed with argument"),
         (["up", "--wire-condition", "hop"], "expected LINK=CONDITION"),
         (["up", "--wire-condition", "bridge=delay=1ms"], "the links are hop, feed, return"),
         (["generate", "hi", "--max-tokens", "many"], "max_tokens=many: expected a number from 0 to"),

@@ -61,7 +61,7 @@ def test_an_order_that_is_not_carried_out_raises_with_the_heads_reason(
     broker: Broker, settings: ClientSettings
 ) -> None:
     """Sync and asyncio alike; what is there is told."""
-    info = SnapshotInfo("rules", 3, 1, True, "1.1")
+    info = SnapshotInfo("rules", 3, 1, True, "1.1", "c", 1)
 
     def answer(asked: AskSnapshots) -> Snapshots:
         is_known = asked.order.name in ("", "rules")

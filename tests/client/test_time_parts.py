@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stagewire.client.result import TimeParts, time_parts
 from stagewire.wire.timing import RequestTiming
@@ -50,11 +52,30 @@ def test_what_this_client_has_not_seen_is_left_to_the_remainder() -> None:
     assert (parts.return_s, parts.handover_s, parts.remainder_s) == (0.0, 0.0, 6.0 - TOLD_S)
 
 
-def test_a_way_that_took_longer_than_the_one_it_stands_for_shows() -> None:
-    """The remainder is below zero then, and not hidden."""
+def test_a_word_of_the_broker_that_was_read_late_is_not_counted_beside_what_was_done_meanwhile() -> None:
+    """The head had begun before this client read that the request is admitted: what others tell comes first."""
     parts = time_parts(TOLD, accepted_s=1.0, dispatched_s=1.5, total_s=6.0)
-    assert parts.remainder_s == 6.0 - TOLD_S - 1.0
+    assert (parts.return_s, parts.handover_s, parts.remainder_s) == (6.0 - TOLD_S, 0.0, 0.0)
     assert total(parts) == 6.0
+
+
+@given(
+    told_s=st.lists(st.floats(0, 5), min_size=12, max_size=12),
+    accepted_s=st.none() | st.floats(0, 20),
+    later_s=st.none() | st.floats(0, 20),
+    more_s=st.floats(0, 20),
+)
+def test_no_part_is_ever_below_zero(
+    told_s: list[float], accepted_s: float | None, later_s: float | None, more_s: float
+) -> None:
+    """Whatever this client read late, as long as the others tell no more than there was; the sum stays the whole."""
+    a, b, c, d, e, f, g, h, i, j, k, unread_s = told_s
+    told = RequestTiming(a, b, c, d, e, (f, g), h, i, j, k, unread_s)
+    total_s = sum(told_s[:-1]) + more_s
+    dispatched_s = None if later_s is None else (accepted_s or 0.0) + later_s
+    parts = time_parts(told, accepted_s, dispatched_s, total_s)
+    assert all(seconds > -1e-9 for _, seconds in parts.rows()), parts
+    assert total(parts) == pytest.approx(total_s)
 
 
 def test_rows_name_each_stage() -> None:

@@ -74,7 +74,7 @@ def test_the_stage_command_reads_back_every_field_of_the_spec() -> None:
     limits = StageLimits(
         kv_tokens=1024, cache_tokens=512, disk_directory="kv", disk_bytes=1 << 21,
         snapshot_directory="snapshots", snapshot_bytes=1 << 22, max_sequences=3, chunk_tokens=16,
-        chunk_target_s=0.5, step_deadline_s=9.0, metrics_port=7073,
+        chunk_target_s=0.5, step_deadline_s=9.0, dial_timeout_s=1.5, metrics_port=7073, log_level="debug",
     )  # fmt: skip
     spec = StageSpec(
         layers=LayerRange(12, 30), device="cuda:0", threads=3, precision="f32", hop_condition=condition,
@@ -90,22 +90,24 @@ def test_the_stage_command_reads_back_every_field_of_the_spec() -> None:
         device="cuda:0", threads=3, precision="f32", hop_condition=condition, feed_condition=condition,
         return_condition=condition, kv_tokens=1024, cache_tokens=512, disk_directory="kv", disk_bytes=1 << 21,
         snapshot_directory="snapshots", snapshot_bytes=1 << 22, max_sequences=3, chunk_tokens=16, chunk_target_s=0.5,
-        step_deadline_s=9.0, metrics_port=7073,
+        step_deadline_s=9.0, dial_timeout_s=1.5, metrics_port=7073,
     )  # fmt: skip
+    assert options.log_level == "debug"
 
 
 def test_the_broker_command_reads_back_every_field_of_the_spec() -> None:
     spec = BrokerSpec(
         frontend_endpoint="tcp://127.0.0.1:5", control_endpoint="tcp://127.0.0.1:6", max_queued=7,
         max_requests_per_client=8, queue_timeout_s=9.0, no_pipeline_wait_s=1.0, stage_silence_s=2.0,
-        step_hang_s=3.0, grace_s=4.0, metrics_port=7072, feed_condition=WireCondition(jitter_s=0.001),
+        step_hang_s=3.0, grace_s=4.0, client_silence_s=5.0, snapshot_expiry_s=6.0, metrics_port=7072,
+        log_level="warning", feed_condition=WireCondition(jitter_s=0.001),
     )  # fmt: skip
     assert None not in [getattr(spec, field.name) for field in fields(spec)], "a new field: add it here"
     options = build_parser("broker").parse_args(broker_command(spec)[len(STAGEWIRE) :])
     settings = chosen(BrokerSettings, options)
-    assert [getattr(settings, field.name) for field in fields(spec)] == [
-        getattr(spec, field.name) for field in fields(spec)
-    ]
+    assert options.log_level == "warning"
+    names = [field.name for field in fields(spec) if field.name != "log_level"]
+    assert [getattr(settings, name) for name in names] == [getattr(spec, name) for name in names]
 
 
 def test_an_endpoint_for_metrics_can_be_switched_off() -> None:

@@ -62,7 +62,7 @@ ARROWS = {
     "client.links": Arrows({"wire", "sockets", "client.core", "client.settings", "client.delivery"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
     "cluster": Arrows({"wire", "sockets", "model", "client"}, set()),
-    "cli": Arrows({"wire", "sockets", "model", "broker", "stage", "client", "cluster"}, {"rich"}),
+    "cli": Arrows({"wire", "sockets", "model", "monitoring", "broker", "stage", "client", "cluster"}, {"rich"}),
     "cli.chat": Arrows({"wire", "client", "cli"}, set()),
     "cli.chat.core": Arrows({"wire", "cli.error_words"}, set()),
 }

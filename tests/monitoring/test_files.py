@@ -23,9 +23,13 @@ from support.watching import (
     tool,
 )
 
+from stagewire.broker.requests import RequestState
+from stagewire.monitoring import metrics as m
 from stagewire.monitoring.metric import Kind, Metric, Source
 from stagewire.monitoring.metrics import FOREIGN, METRICS
 from stagewire.monitoring.reference import files
+from stagewire.stage.timing.restore_note import RestoreOutcome
+from stagewire.stage.timing.step_times import OUTCOMES, PHASES
 
 ALERTS = rules("alert_rules.yml")
 RECORDED = rules("recording_rules.yml")
@@ -110,6 +114,26 @@ def test_every_metric_of_the_table_is_exported_somewhere() -> None:
     assert [name for name in names if not re.search(rf"\bm\.{name}\b", watch)] == []
 
 
+def test_labels_that_a_help_text_names_are_exported() -> None:
+    """A text of the form `value: what it means` names no phase, outcome or state that does not exist."""
+    words = {
+        m.FORWARD_TIME: set(PHASES),
+        m.RESTORES: set(OUTCOMES),
+        m.RESTORE_TIME: {outcome.value for outcome in RestoreOutcome},
+        m.KV_BLOCKS: {"used", "cached", "free"},
+        m.CACHE_HITS: {"ram", "disk"},
+        m.NUM_SEQUENCES: {"waiting", "running", "paused", "ending"},
+        m.DISK_BLOCKS: {"written", "dropped", "failed", "read", "set_aside"},
+        m.NUM_REQUESTS_WAITING: {"no_pipeline", "capacity"},
+        m.NUM_REQUESTS: {state.value for state in RequestState},
+    }
+    named = {metric: set(re.findall(r"\b([a-z]\w*): ", metric.help)) for metric in METRICS.values()}
+    told = {metric: names for metric, names in named.items() if names and metric.labels}
+    assert m.FORWARD_TIME in told and m.RESTORES in told
+    for metric, names in told.items():
+        assert names <= words[metric], metric.name
+
+
 # --- rules ---
 
 
@@ -121,7 +145,7 @@ def test_every_alert_names_a_section_of_the_operations_page() -> None:
         for heading, text in re.findall(r"^###? (.+?)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL)
     }
     for rule in ALERTS:
-        path, _, anchor = rule["annotations"]["runbook"].partition("#")
+        path, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert path == "docs/operations.md"
         assert len(sections.get(anchor, "")) > 100, rule["alert"]
 

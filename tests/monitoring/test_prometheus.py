@@ -31,8 +31,8 @@ BLOCK_SIZE = 16
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Two stages with a small KV pool and files; a lost one is noticed within a second."""
-    disk = str(tmp_path_factory.mktemp("kv"))
-    limits = StageLimits(kv_tokens=1024, disk_directory=disk)
+    disk, snapshots = (str(tmp_path_factory.mktemp(name)) for name in ("kv", "snapshots"))
+    limits = StageLimits(kv_tokens=1024, disk_directory=disk, snapshot_directory=snapshots)
     with LocalCluster(split="0:13,13:30", limits=limits, broker=BrokerSpec(stage_silence_s=1.0)) as running:
         yield running
 
@@ -220,7 +220,10 @@ def _exercise(cluster: LocalCluster) -> None:
         wish = SnapshotWish("kept")
         session.generate(prompt_token_ids=shared, sampling=GREEDY, max_tokens=1, snapshot=wish).wait(30)
         assert [one.name for one in client.snapshots().items] == ["kept"]
+        client.export_snapshot("kept", "kept-v1")
         client.free_snapshot("kept")
+        client.clear_caches()
+        assert ask(client, shared) == len(shared) - 1, "from files"
 
 
 _MAY_STAY_AT_ZERO = {

@@ -22,6 +22,8 @@ from stagewire.stage.instructions import (
 )
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
+from stagewire.stage.settings import StageSettings
+from stagewire.stage.tail.return_link import DIAL_S, CloseLink, Dial
 from stagewire.wire.cache_reports import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode_frame
 from stagewire.wire.control import (
@@ -39,9 +41,9 @@ from stagewire.wire.control import (
     RunningRequest,
 )
 from stagewire.wire.epoch import Epoch
-from stagewire.wire.errors import ErrorCode
+from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.frontend import RelayToClient, RelayToTail, WhoAreYou
-from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming
+from stagewire.wire.request import FinishReason, ReturnOffer, SnapshotWish, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import Repeat, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
@@ -51,7 +53,7 @@ from stagewire.wire.tensor import Blob, TokenIds
 EPOCH = Epoch(5, 1)
 
 
-def new_core() -> StageCore:
+def new_core(dial_timeout_s: float = DIAL_S) -> StageCore:
     def head_limits(assemble: Assemble) -> HeadLimits:
         scheduler = SchedulerLimits(
             num_stages=assemble.num_stages,
@@ -72,6 +74,7 @@ def new_core() -> StageCore:
         is_row_exact=True,
         head_limits=head_limits,
         draw_nonce=lambda: b"nonce-%d" % next(nonces),
+        dial_timeout_s=dial_timeout_s,
     )
     return StageCore(INFO, parts)
 
@@ -303,12 +306,27 @@ def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
         assert report.message.ticket == 4
         return report.message.items
 
-    assert told("c") == (SnapshotInfo("rules", 2, 1, True, str(EPOCH)),)
+    assert told("c") == (SnapshotInfo("rules", 2, 1, True, str(EPOCH), "c", 1),)
     assert told("d", free="rules") == () and len(told("c")) == 1
     assert told("c", free="rules") == ()
     run_ring([core], [ToyOperators(0, 2, 2, 16)])
     core.handle_control(Dissolve(EPOCH), 2.0)
     assert told("c") == ()
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, DIAL_S, 20.0])
+def test_how_long_a_client_is_dialled_is_a_setting_of_the_stage(timeout_s: float) -> None:
+    """Then its tokens come through the broker. The setting has limits, and reaches the tail."""
+    core, operators = new_core(timeout_s), ToyOperators(0, 2, 2, 16)
+    core.handle_control(assemble(), 0.0)
+    offer = ReturnOffer("tcp://127.0.0.1:1", b"offer", 1)
+    feed(core, 1, replace(start(), offer=offer))
+    dialled = [one for one in run_ring([core], [operators]) if isinstance(one, Dial)]
+    assert [one.endpoint for one in dialled] == ["tcp://127.0.0.1:1"]
+    closed = [sum(isinstance(one, CloseLink) for one in core.tick(at)) for at in (timeout_s - 0.25, timeout_s)]
+    assert closed == [0, 1]
+    with pytest.raises(SettingsError, match="dial_timeout_s=0: must be between"):
+        StageSettings(model="m", control_endpoint="tcp://127.0.0.1:1", dial_timeout_s=0)
 
 
 def test_relayed_nonsense_is_counted_and_harmless() -> None:

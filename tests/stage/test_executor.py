@@ -12,13 +12,14 @@ from support.in_process import EPOCH, executor_of
 from support.kv_stores import ids, new_store, run
 from support.toy_operators import ToyOperators
 
-from stagewire.stage.executor import Plan, StepExecutor, StepFailed, Write
+from stagewire.stage.executor import Plan, StepExecutor
 from stagewire.stage.files.jobs import FetchBlocks, JobDone, Staged
 from stagewire.stage.kv.blocks import Copy
 from stagewire.stage.kv.store import KvStore
+from stagewire.stage.restorer import StepFailed, Write
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.file_orders import FileAction, FileOrder
-from stagewire.wire.request import CacheStatistics, StageTiming
+from stagewire.wire.request import CacheStatistics, Restored, StageTiming, Unrecorded
 from stagewire.wire.ring import Keep, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import DType
 
@@ -68,7 +69,9 @@ def test_what_goes_on_has_this_stages_rows_and_time() -> None:
     plan = executor_of(new_store(), 1).plan(one)
     passed = StepExecutor.forward(plan, np.full((2, 2), 7.0, np.float32), own)
     assert passed.hidden_states is not None and passed.hidden_states.to_numpy().tolist() == [[7.0, 7.0]] * 2
-    assert replace(passed, hidden_states=None) == replace(one, timings=(before, own), hidden_states=None)
+    unrecorded = (Unrecorded(1, 2, 20),)
+    expected = replace(one, timings=(before, own), hidden_states=None, unrecorded=unrecorded)
+    assert replace(passed, hidden_states=None) == expected
     assert StepExecutor.forward(plan, None, own).hidden_states is None
 
 
@@ -101,10 +104,10 @@ def test_to_begin_a_step_again_changes_nothing() -> None:
     executor = executor_of(store, 0)
     executor.plan(step(replace(prefill(1, 6), keep=Keep(50, 6))))
     executor.begin(2, ())
-    assert executor.lookup([0, 1, 2, 3, 4, 5], 6, None) == 0, "what a step keeps is public with the next one only"
+    assert executor.lookup([0, 1, 2, 3, 4, 5], 6) == 0, "what a step keeps is public with the next one only"
     for releases in ((), (1,), (1,)):
         executor.begin(3, releases)
-        assert (store.length(50), store.num_used, executor.lookup([0, 1, 2, 3, 4, 5], 6, None)) == (6, 2, 6)
+        assert (store.length(50), store.num_used, executor.lookup([0, 1, 2, 3, 4, 5], 6)) == (6, 2, 6)
     executor.plan(step(step_id=3, releases=(1,)))
     assert (store.length(1), store.length(50), store.num_used) == (0, 6, 2)
     store.check_invariants()
@@ -142,7 +145,7 @@ def test_a_miss_is_reported_by_the_first_that_misses_only() -> None:
     slices = (replace(decode(1, 7), missed=True), prefill(2, 2))
     one = step(*slices, hidden_states=activations(2))
     plan = executor.plan(one)
-    assert (plan.misses, plan.step) == ((), one)
+    assert (plan.misses, plan.step) == ((), replace(one, unrecorded=(Unrecorded(2, 2, 20),)))
     assert rows_of(plan.batch) == [([0, 1], 0, [0])]
     assert taken(plan) == [[0.0, 1.0], [2.0, 3.0]]
 
@@ -299,11 +302,11 @@ def test_a_prompt_is_found_to_its_last_token_and_what_was_generated_in_full_bloc
     """The first decode ends the prompt."""
     executor = executor_of(new_store(), 0)
     executor.plan(step(prefill(1, 6)))
-    assert executor.lookup(range(7), 7, None) == 0
+    assert executor.lookup(range(7), 7) == 0
     executor.plan(step(decode(1, 6), step_id=3))
-    assert executor.lookup(range(7), 7, None) == 6
+    assert executor.lookup(range(7), 7) == 6
     executor.begin(4, (1,))
-    assert executor.lookup(range(7), 7, None) == 6
+    assert executor.lookup(range(7), 7) == 6
 
 
 def test_what_the_cache_did_is_passed_on_with_the_bit_of_this_stage() -> None:
@@ -316,7 +319,7 @@ def test_what_the_cache_did_is_passed_on_with_the_bit_of_this_stage() -> None:
     span = Slice(1, Phase.TRY_RESTORE, 0, 10, False, num_restored=10)
     plan = executor.plan(replace(step(span), cache=before))
     own = CacheStatistics(lookups=1, hits=1, restored_tokens=10, restored_bytes=100, hit_stages=0b10)
-    assert plan.step == replace(step(span), cache=before.plus(own))
+    assert plan.step == replace(step(span), cache=before.plus(own), restored=(Restored(1, 10, 10, 100),))
     plan = executor.plan(step(replace(span, seq_id=2, num_restored=0), step_id=3))
     assert plan.step.cache == CacheStatistics()
     short = Slice(3, Phase.TRY_RESTORE, 0, 12, False, num_restored=12)

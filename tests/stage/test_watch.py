@@ -83,12 +83,35 @@ def test_restores_are_counted_by_what_became_of_them() -> None:
     pipeline = pipeline_of()
     ask(pipeline, "cold", PROMPT)
     ask(pipeline, "warm", PROMPT)
-    outcomes = [("restores_total", outcome) for outcome in ("direct_miss", "forward_hit", "direct_hit")]
-    assert [[values(pipeline, i)[o] for o in outcomes] for i in range(3)] == [[0, 1, 0], [0, 1, 0], [0, 0, 1]]
+    outcomes = [("restores_total", outcome) for outcome in ("direct_miss", "forward_hit", "partial_hit", "direct_hit")]
+
+    def counted() -> list[list[float]]:
+        return [[values(pipeline, i)[o] for o in outcomes] for i in range(3)]
+
+    assert counted() == [[0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]
     pipeline.stores[MIDDLE].clear()
     ask(pipeline, "missed", PROMPT)
-    assert [[values(pipeline, i)[o] for o in outcomes] for i in range(3)] == [[0, 2, 0], [1, 1, 0], [0, 0, 1]]
+    assert counted() == [[0, 2, 0, 0], [1, 1, 0, 0], [0, 0, 0, 1]]
     assert cache_tokens(pipeline, MIDDLE) == (39 * 2, 39, 39)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_a_part_of_a_prompt_is_no_direct_hit_at_the_tail(num_stages: int) -> None:
+    """The client is answered by what is computed behind it; a whole prompt, and a whole snapshot, are answered from."""
+    cuts = [(0, 6)] if num_stages == 1 else [(0, 2), (2, 6)] if num_stages == 2 else CUTS
+    pipeline = InProcessPipeline([ToyOperators(*cut, 6, 600) for cut in cuts], 2, VOCAB_SIZE)
+    restores = pipeline.cores[-1].measures.restores
+    ask(pipeline, "cold", PROMPT)
+    for number, prompt in enumerate([[*PROMPT, 1, 2], PROMPT[:20] + [50] * 9, [*PROMPT[:33], 9]]):
+        ask(pipeline, f"part {number}", prompt)
+    assert (restores["partial_hit"], restores["direct_hit"]) == (3, 0)
+    ask(pipeline, "save", PROMPT[:20], SnapshotWish("kept"))
+    ask(pipeline, "behind it", [*PROMPT[:20], 7, 8])
+    assert (restores["partial_hit"], restores["direct_hit"]) == (5, 0)
+    ask(pipeline, "whole", PROMPT)
+    ask(pipeline, "snapshot", PROMPT[:20])
+    assert (restores["partial_hit"], restores["direct_hit"]) == (5, 2)
+    assert restores["forward_hit"] == 0
 
 
 def test_blocks_that_were_read_from_files_are_hits_of_the_disk(tmp_path: Path) -> None:

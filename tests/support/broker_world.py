@@ -14,6 +14,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import ClientHello
 from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
+from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder
 
 TICK_S = 0.125
 """A power of two, so that the times of a test are exact."""
@@ -53,6 +54,10 @@ def stage_peer(name: str) -> Peer:
 
 def client_peer(name: str) -> Peer:
     return Peer(Link.FRONTEND, name.encode())
+
+
+WHO_LEFT_WHAT = Send(stage_peer("s0"), AskHeadSnapshots(1, "", SnapshotOrder(SnapshotAction.LIST_ALL)))
+"""What a broker asks the head of a pipeline that it has found, first of all."""
 
 
 def offer(generation: int) -> ReturnOffer:

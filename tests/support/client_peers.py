@@ -127,7 +127,7 @@ class Broker:
         elif isinstance(message, ClientPing):
             self.send(BrokerPong(self.incarnation))
         elif isinstance(message, GetStatus):
-            self.send(Status(self.incarnation, 0.0, self.models, (), (), 1, 0, 0, 0, ""))
+            self.send(Status(self.incarnation, 0.0, self.models, (), (), 1, 0, 0, 0, "", 300.0))
         elif isinstance(message, GetCard):
             self.send(Card(message.digest, Blob(self.card)))
         elif isinstance(message, Generate):

@@ -25,6 +25,7 @@ from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode
 from stagewire.wire.control import Assemble, GenerateAck, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import RelayToClient, RelayToTail
+from stagewire.wire.note import Note
 from stagewire.wire.request import Ending, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import CancelRequest, StartRequest
@@ -55,7 +56,10 @@ class Output:
 
 
 class InProcessPipeline:
-    """Stages with these operators, assembled; `hops` and `fed` are what crossed the ring, with the sender's index."""
+    """Stages with these operators, assembled.
+
+    `hops` and `fed` are what crossed the ring, with the sender's index; `notes` what stages wrote into their logs.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class InProcessPipeline:
         self.runners = [FileRunner(snapshots, tiers[index] if tiers else None) for index in range(len(operators))]
         self.jobs: list[tuple[int, FileJob]] = []
         self.reports: list[SnapshotReport] = []
+        self.notes: list[tuple[int, Note]] = []
 
         def limits(assemble: Assemble) -> HeadLimits:
             scheduler = SchedulerLimits(
@@ -94,6 +99,7 @@ class InProcessPipeline:
                 max_sequences=max_sequences,
                 chunk_tokens=chunk_tokens,
                 chunk_target_s=60.0,
+                are_blocks_shared=assemble.cache_blocks > 0 and all(o.is_row_exact for o in operators),
             )
             return HeadLimits(
                 scheduler=scheduler,
@@ -203,6 +209,8 @@ class InProcessPipeline:
                     self.acks.append(ack)
                 case SendControl(SnapshotReport() as report):
                     self.reports.append(report)
+                case Note():
+                    self.notes.append((index, instruction))
                 case StartJob(job):
                     self.jobs.append((index, job))
                 case _:

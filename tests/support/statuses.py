@@ -22,4 +22,5 @@ def report(*stages: StageStatus, pipelines: tuple[PipelineStatus, ...], waiting_
     return Status(
         incarnation=1, uptime_s=12.0, models=(), stages=stages, pipelines=pipelines, num_clients=1,
         num_requests_waiting=3, num_requests_running=2, num_bad_messages=0, waiting_for=waiting_for,
+        snapshot_expiry_s=300.0,
     )  # fmt: skip

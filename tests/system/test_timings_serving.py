@@ -17,7 +17,7 @@ import pytest
 from stagewire.client import Client, ClientSettings, FinishReason, Result, SamplingParams, SnapshotWish
 from stagewire.client.result import TimeParts
 from stagewire.cluster.local import LocalCluster
-from stagewire.cluster.spec import BrokerSpec
+from stagewire.cluster.spec import BrokerSpec, StageLimits
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.counters import StageCounters
 
@@ -38,7 +38,8 @@ def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(log_dir: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(stages=2, threads=1, broker=FRESH, log_dir=log_dir) as running:
+    limits = StageLimits(log_level="debug")
+    with LocalCluster(stages=2, threads=1, broker=FRESH, log_dir=log_dir, limits=limits) as running:
         yield running
 
 
@@ -86,6 +87,7 @@ def parts_of(result: Result) -> TimeParts:
     parts = result.timings.parts
     assert parts is not None
     assert sum(seconds for _, seconds in parts.rows()) == pytest.approx(result.timings.total_s, abs=1e-9)
+    assert all(seconds > -1e-9 for _, seconds in parts.rows()), parts
     return parts
 
 
@@ -157,10 +159,34 @@ def test_the_tail_logs_the_same_parts(client: Client, log_dir: Path) -> None:
         request_id, result = generation.request_id, generation.wait(60)
     parts = parts_of(result)
     line = logged(log_dir, request_id)
+    (pipeline,) = client.status().pipelines
+    assert f" client={client.settings.client_id} session={session.session_id} epoch={pipeline.epoch} " in line
     assert "ending=length prompt_tokens=50 cached_tokens=0 completion_tokens=5" in line
     assert f"prefill_ms={1000 * parts.prefill_s:.2f}" in line
     assert f"hops_ms={1000 * parts.hops_s:.2f}" in line
     assert f"compute_ms={','.join(f'{1000 * seconds:.2f}' for seconds in parts.compute_s)}" in line
+
+
+def test_the_head_logs_each_restore(client: Client, log_dir: Path) -> None:
+    """Found by the request, with what it brought, at debug level; a cold prompt has none."""
+    session, draw = client.session(), random.Random(9)
+    one = prompt(draw, 50)
+    for number in range(2):
+        with session.generate(prompt_token_ids=one, sampling=GREEDY, max_tokens=2, ignore_eos=True) as generation:
+            request_id, result = generation.request_id, generation.wait(60)
+        assert result.usage.cached_tokens == 49 * number
+        logged(log_dir, request_id)
+        lines = [line for path in log_dir.rglob("*.log") for line in path.read_text().splitlines()]
+        found = [line for line in lines if "event=restore " in line and f"request={request_id} " in line]
+        assert len(found) == number
+    (line,) = found
+    assert f"level=DEBUG event=restore request={request_id} session={session.session_id} epoch=" in line
+    assert " outcome=hit missed_at=- asked=49 tokens=49 fetched=0 bytes=" in line
+    num_bytes, elapsed_ms = (re.search(f" {name}=([0-9.]+)", line) for name in ("bytes", "elapsed_ms"))
+    assert num_bytes and elapsed_ms
+    caches = client.caches().stages
+    assert int(num_bytes[1]) == sum(49 * stage.block_bytes // stage.block_size for stage in caches)
+    assert 0 < float(elapsed_ms[1]) < 1000 * result.timings.total_s
 
 
 def logged(log_dir: Path, request_id: str) -> str:
@@ -190,7 +216,9 @@ def stop_while_counting(cluster: LocalCluster, client: Client, log_dir: Path, st
     session.generate(text, raw=True, sampling=GREEDY, max_tokens=0).wait(60)
     before = num_ended(cluster)
     wish = SnapshotWish("counting")
-    with session.generate(text, raw=True, sampling=GREEDY, max_tokens=100, stop=["never", stop], snapshot=wish) as generation:
+    with session.generate(
+        text, raw=True, sampling=GREEDY, max_tokens=100, stop=["never", stop], snapshot=wish
+    ) as generation:
         request_id, stopped = generation.request_id, generation.wait(60)
     client.free_snapshot("counting")
     num_tokens = stopped.usage.completion_tokens
@@ -211,7 +239,9 @@ def stop_while_counting(cluster: LocalCluster, client: Client, log_dir: Path, st
 def test_an_iterator_that_is_left_early_is_a_cancel(cluster: LocalCluster, client: Client) -> None:
     """Whoever stops reading has his reasons; nothing has ended the answer."""
     before = num_ended(cluster)
-    with client.session().generate("Count: 1, 2, 3,", raw=True, sampling=GREEDY, max_tokens=400, stop="never") as generation:
+    with client.session().generate(
+        "Count: 1, 2, 3,", raw=True, sampling=GREEDY, max_tokens=400, stop="never"
+    ) as generation:
         for token in generation:
             if "5" in token.text:
                 break

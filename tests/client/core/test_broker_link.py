@@ -127,7 +127,7 @@ def test_questions_are_answered_once_or_time_out() -> None:
     assert client.on(Ask(1, GetStatus(), 3.0)) == [SendBroker(GetStatus())]
     client.on(Ask(2, GetStatus(), 3.0))
     assert SendBroker(GetStatus()) in client.on(Tick(), 1.1)
-    status = Status(1, 0.0, (), (), (), 1, 0, 0, 0, "")
+    status = Status(1, 0.0, (), (), (), 1, 0, 0, 0, "", 300.0)
     assert client.hear(status) == [Reply(1, status), Reply(2, status)]
     client.on(Ask(3, GetStatus(), 3.0))
     (error,) = [one for one in client.on(Tick(), 4.2) if isinstance(one, NoReply)]

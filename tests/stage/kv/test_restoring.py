@@ -12,7 +12,8 @@ from support.toy_pipelines import GREEDY, TIMING, ask, toy_pipeline
 
 from stagewire.stage.instructions import SendHead, SendNext
 from stagewire.stage.stage_epoch import TakenStep
-from stagewire.wire.ring import Miss, Phase, Restored, Slice, Step, StepResult
+from stagewire.wire.request import Restored
+from stagewire.wire.ring import Miss, Phase, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Tensor, TokenIds
 
@@ -48,7 +49,8 @@ def test_a_prompt_seen_before_answers_after_exactly_one_traversal() -> None:
     assert [tensor and tensor.shape for tensor in activations] == [(1, 2)] * 2
     ((sender, result),) = pipeline.fed
     assert sender == 2 and isinstance(result, StepResult)
-    assert result.restored == (Restored(2, 99),)
+    num_bytes = sum(99 * operators.block_bytes // 16 for operators in pipeline.operators)
+    assert result.restored == (Restored(2, 99, 99, num_bytes),)
     assert (result.cache.lookups, result.cache.hits, result.cache.hit_stages) == (3, 3, 0b111)
     assert result.cache.restored_tokens == 3 * 99
 
@@ -99,7 +101,9 @@ def test_stages_that_hold_different_lengths_agree_on_the_least() -> None:
     for index in range(3):
         assert pipeline.turn(index)
     restored = [m.restored for _, m in pipeline.fed if isinstance(m, StepResult)]
-    assert restored == [(Restored(1, 32),)]
+    block_bytes = [operators.block_bytes for operators in pipeline.operators]
+    num_bytes = sum(length // 16 * size for length, size in zip((96, 64, 32), block_bytes, strict=True))
+    assert restored == [(Restored(1, 32, 96, num_bytes, missed_at=1),)]
 
 
 # --- the route of a restore at one stage ---

@@ -44,7 +44,7 @@ def test_a_rewind_into_a_public_block_copies_it() -> None:
     store.append(1, 0, ids(8))
     store.append(1, 8, ids(1, 8))
     assert store.append(1, 5, ids(3, 50)) == Copy(1, 2)
-    assert store.block_table(1).tolist() == [0, 2] and store.lookup(ids(8), 8, None) == 8
+    assert store.block_table(1).tolist() == [0, 2] and store.lookup(ids(8), 8) == 8
 
 
 def test_too_little_room_changes_nothing() -> None:
@@ -87,7 +87,7 @@ def test_a_prompt_is_found_by_its_full_blocks_and_then_by_its_partial_one(
     """Ten tokens in blocks of four were computed: two full blocks, and one of two tokens under its own key."""
     store = new_store()
     run(store, ids(10))
-    assert store.lookup(prompt, limit) == store.lookup(prompt, limit, None) == store.restore(1, prompt, limit) == held
+    assert store.lookup(prompt, limit) == store.restore(1, prompt, limit) == held
     assert store.length(1) == held
     store.check_invariants()
 
@@ -117,11 +117,11 @@ def test_what_is_computed_is_public_only_once_a_later_step_or_the_release_confir
     """A step's own rows are not: it may still fail."""
     store = new_store()
     store.append(1, 0, ids(8))
-    assert store.lookup(ids(8), 8, None) == 0
+    assert store.lookup(ids(8), 8) == 0
     store.append(1, 8, ids(2, 8))
-    assert store.lookup(ids(10), 10, None) == 8
+    assert store.lookup(ids(10), 10) == 8
     store.append(1, 10, ids(1, 10), is_decode=True, is_prompt=False)
-    assert store.lookup(ids(10), 10, None) == 10, "a decode ends the prompt, so its partial block counts"
+    assert store.lookup(ids(10), 10) == 10, "a decode ends the prompt, so its partial block counts"
 
 
 def test_what_an_epoch_ends_in_never_gets_public() -> None:
@@ -130,7 +130,7 @@ def test_what_an_epoch_ends_in_never_gets_public() -> None:
     store.append(1, 0, ids(8))
     store.append(1, 8, ids(4, 8))
     store.begin_epoch("n", 8, 8, is_row_exact=True)
-    assert store.lookup(ids(12), 12, None) == 8 and store.num_used == 0
+    assert store.lookup(ids(12), 12) == 8 and store.num_used == 0
     store.check_invariants()
 
 
@@ -140,7 +140,7 @@ def test_what_a_rewind_drops_never_gets_public() -> None:
     store.append(1, 0, ids(12))
     store.append(1, 4, ids(8, 70))
     store.release(1)
-    assert store.lookup(ids(12), 12, None) == 4
+    assert store.lookup(ids(12), 12) == 4
 
 
 def test_generated_tokens_are_found_too() -> None:
@@ -151,7 +151,7 @@ def test_generated_tokens_are_found_too() -> None:
         for position in range(6, 13):
             store.append(1, position, ids(1, position), is_decode=True, is_prompt=False)
         store.release(1)
-        assert store.lookup(ids(13), 13, None) == held
+        assert store.lookup(ids(13), 13) == held
 
 
 def test_two_that_compute_the_same_hold_the_same_blocks_afterwards() -> None:
@@ -170,16 +170,16 @@ def test_other_arithmetic_or_weights_find_nothing() -> None:
     store = new_store()
     run(store, ids(8))
     store.begin_epoch("other", 8, 8, is_row_exact=True)
-    assert store.lookup(ids(8), 8, None) == 0
+    assert store.lookup(ids(8), 8) == 0
     store.begin_epoch("n", 8, 8, is_row_exact=True)
-    assert store.lookup(ids(8), 8, None) == 8
+    assert store.lookup(ids(8), 8) == 8
 
 
 def test_a_cache_of_no_blocks_is_off() -> None:
     """Nothing is recorded, nothing found."""
     store = new_store(max_cached_blocks=0)
     run(store, ids(8))
-    assert store.lookup(ids(8), 8, None) == 0 and store.num_cached == 0
+    assert store.lookup(ids(8), 8) == 0 and store.num_cached == 0
 
 
 # --- what is kept ---
@@ -189,13 +189,13 @@ def test_what_is_kept_stays_when_its_source_goes_on_and_goes() -> None:
     """The source writes to a copy; what is kept becomes public with the next step."""
     store = new_store()
     store.append(1, 0, ids(6))
-    assert store.keep(1, 2, 6) and store.lookup(ids(6), 6, None) == 0
+    assert store.keep(1, 2, 6) and store.lookup(ids(6), 6) == 0
     store.begin_step(2)
-    assert store.lookup(ids(6), 6, None) == 6
+    assert store.lookup(ids(6), 6) == 6
     assert store.append(1, 6, ids(2, 70)) == Copy(1, 2)
     store.release(1)
     store.clear()
-    assert store.length(2) == 6 and store.num_used == 2 and store.lookup(ids(6), 6, None) == 6
+    assert store.length(2) == 6 and store.num_used == 2 and store.lookup(ids(6), 6) == 6
     store.check_invariants()
 
 
@@ -214,7 +214,7 @@ def test_what_is_kept_may_end_before_its_source() -> None:
     assert store.keep(1, 2, 6)
     store.begin_step(2)
     store.append(1, 12, ids(1, 12))
-    assert store.block_table(2).tolist() == [0, 1] and store.lookup(ids(12), 12, None) == 12
+    assert store.block_table(2).tolist() == [0, 1] and store.lookup(ids(12), 12) == 12
     store.check_invariants()
 
 
@@ -240,9 +240,9 @@ def test_the_longest_unused_goes_first_and_of_a_chain_the_deepest() -> None:
     run(store, ids(12), step_id=1)
     run(store, ids(12, 100), step_id=2)
     run(store, ids(12, 200), step_id=3)
-    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100, 200)] == [0, 12, 12]
+    assert [store.lookup(ids(12, first), 12) for first in (0, 100, 200)] == [0, 12, 12]
     run(store, ids(4, 300), step_id=4)
-    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100, 200)] == [0, 8, 12]
+    assert [store.lookup(ids(12, first), 12) for first in (0, 100, 200)] == [0, 8, 12]
 
 
 def test_use_keeps_a_prefix_alive() -> None:
@@ -254,14 +254,14 @@ def test_use_keeps_a_prefix_alive() -> None:
     assert store.restore(1, ids(12), 12) == 12
     store.release(1)
     run(store, ids(8, 200), step_id=4)
-    assert [store.lookup(ids(12, first), 12, None) for first in (0, 100)] == [12, 4]
+    assert [store.lookup(ids(12, first), 12) for first in (0, 100)] == [12, 4]
 
 
 def test_a_budget_bounds_what_rests() -> None:
     """Beyond it the same order decides at once."""
     store = new_store(8, max_cached_blocks=2)
     run(store, ids(12))
-    assert store.num_cached == 2 and store.lookup(ids(12), 12, None) == 8
+    assert store.num_cached == 2 and store.lookup(ids(12), 12) == 8
     assert store.take_statistics().evicted_blocks == 1
 
 
@@ -270,7 +270,7 @@ def test_without_another_block_a_sequence_writes_over_its_own_key() -> None:
     store = new_store(2)
     store.append(1, 0, ids(6))
     assert store.append(1, 6, ids(1, 6), is_decode=True, is_prompt=False) is None
-    assert store.lookup(ids(6), 6, None) == 4
+    assert store.lookup(ids(6), 6) == 4
     store.check_invariants()
 
 
@@ -281,19 +281,19 @@ def test_a_clear_forgets_what_no_sequence_holds() -> None:
     store.append(1, 0, ids(4))
     store.append(1, 4, ids(1, 4))
     assert store.clear() == 2
-    assert store.lookup(ids(8, 50), 8, None) == 0 and store.lookup(ids(4), 4, None) == 4
+    assert store.lookup(ids(8, 50), 8) == 0 and store.lookup(ids(4), 4) == 4
     store.check_invariants()
 
 
 def test_what_happened_is_counted() -> None:
-    """Once each: tokens and bytes both ways, and lookups that no restore follows; who restores counts that."""
+    """Once each: tokens and bytes both ways. Looking changes and counts nothing; who restores counts lookups."""
     store = new_store()
     run(store, ids(10))
     assert store.restore(1, ids(10), 9) == 9
     assert store.restore(2, ids(14), 13) == 10
     assert store.lookup(ids(4, 70), 3) == 0
     assert store.take_statistics() == CacheStatistics(
-        lookups=1, misses=1, restored_tokens=19, restored_bytes=190, recorded_tokens=10, recorded_bytes=100
+        restored_tokens=19, restored_bytes=190, recorded_tokens=10, recorded_bytes=100
     )
     assert store.take_statistics() == CacheStatistics()
-    assert store.statistics.lookups == 1
+    assert store.statistics.restored_tokens == 19

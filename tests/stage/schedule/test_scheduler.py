@@ -13,11 +13,10 @@ from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.step_builder import Lookup
-from stagewire.wire.request import FinishReason
+from stagewire.wire.request import FinishReason, Restored
 from stagewire.wire.ring import (
     Miss,
     Phase,
-    Restored,
     SequenceFinish,
     SequenceResult,
     Slice,
@@ -186,7 +185,7 @@ def test_a_miss_starts_the_sequence_again_and_old_misses_are_stale() -> None:
 
 def holds(num_tokens: int) -> Lookup:
     """The head's own stage can restore as many tokens of any prompt."""
-    return lambda _token_ids, limit, _is_final: min(num_tokens, limit)
+    return lambda _token_ids, limit: min(num_tokens, limit)
 
 
 def restoring(num_held: int, *sequences: Sequence, size: SchedulerLimits | None = None) -> Scheduler:
@@ -267,7 +266,7 @@ def test_what_this_steps_releases_leave_behind_can_be_restored_in_it() -> None:
     """They are told before the step is made, so that they are done when the prompt is looked up."""
     released: list[int] = []
 
-    def lookup(_token_ids: Items[int], limit: int, _elsewhere: int | None) -> int:
+    def lookup(_token_ids: Items[int], limit: int) -> int:
         return limit if released == [1] else 0
 
     scheduler = Scheduler(limits(num_stages=1), lookup)

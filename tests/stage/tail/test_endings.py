@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.tail_steps import (
+    EPOCH,
     STOP,
     UNTIMED,
     decode,
@@ -26,9 +27,9 @@ from stagewire.stage.tail.core import Draw
 from stagewire.stage.timing.timing_line import timing_line
 from stagewire.wire.counters import TailCounters
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import CacheStatistics, FinishReason, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, Restored, StageTiming, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
-from stagewire.wire.ring import Keep, Phase, Restored, SequenceFinish, SequenceResult, Slice, StepResult
+from stagewire.wire.ring import Keep, Phase, SequenceFinish, SequenceResult, Slice, StepResult
 from stagewire.wire.sampling import SamplingParams
 
 CANCELLED = SequenceFinish(1, FinishReason.CANCELLED)
@@ -67,7 +68,7 @@ def test_a_request_ends_with_a_stop_token_or_with_its_budget(last: int, reason: 
     ended = ending(reason, 3)
     assert run(core, step(decode(3)), rows(last)) == (
         StepResult(1, (SequenceResult(1, (last,), reason, None, Usage(2, 3)),), ()),
-        [to_client(tokens(2, last, ending=ended)), timing_line(start(), ended)],
+        [to_client(tokens(2, last, ending=ended)), timing_line(start(), ended, EPOCH)],
     )
     assert core.num_requests == 0
     assert core.counters() == TailCounters(num_prompt_tokens=2, num_cached_tokens=0, num_generated_tokens=3)
@@ -94,7 +95,7 @@ def test_the_head_ends_a_request_through_the_tail(finish: SequenceFinish, code: 
     ended = ending(finish.finish_reason, 1, code, finish.detail)
     assert run(core, step(finishes=(finish,))) == (
         StepResult(1, (SequenceResult(1, (), finish.finish_reason, code, Usage(2, 1)),), ()),
-        [to_client(tokens(1, ending=ended)), timing_line(start(), ended)],
+        [to_client(tokens(1, ending=ended)), timing_line(start(), ended, EPOCH)],
     )
 
 
@@ -110,7 +111,7 @@ def test_a_stop_string_that_the_client_has_found_ends_it_as_a_stop_of_so_many_to
     ended = replace(ending(FinishReason.STOP, 2), usage=Usage(2, num_wanted))
     assert run(core, step(finishes=(finish,))) == (
         StepResult(1, (SequenceResult(1, (), FinishReason.STOP, None, Usage(2, num_wanted)),), ()),
-        [to_client(tokens(2, ending=ended)), timing_line(start(), ended)],
+        [to_client(tokens(2, ending=ended)), timing_line(start(), ended, EPOCH)],
     )
 
 
@@ -121,7 +122,7 @@ def test_a_request_that_never_ran_gets_its_ending_too() -> None:
     core.begin(both, 0.0)
     result, out = core.record(both, core.draw(both, None), (), 0.0)
     assert result.results == (SequenceResult(1, (), FinishReason.LENGTH, None, Usage(2, 0)),)
-    assert out == [timing_line(start(), ending(FinishReason.LENGTH, 0))], "the client has not said hello yet"
+    assert out == [timing_line(start(), ending(FinishReason.LENGTH, 0), EPOCH)], "the client has not said hello yet"
 
 
 def test_a_request_has_exactly_one_ending() -> None:
@@ -157,7 +158,7 @@ def test_a_request_that_wants_no_tokens_ends_with_the_step_of_its_prompt() -> No
     ended = ending(FinishReason.LENGTH, 0)
     assert run(core, both) == (
         StepResult(1, (SequenceResult(1, (), FinishReason.LENGTH, None, Usage(2, 0)),), ()),
-        [to_client(tokens(0, ending=ended)), timing_line(start(), ended)],
+        [to_client(tokens(0, ending=ended)), timing_line(start(), ended, EPOCH)],
     )
 
 
@@ -175,7 +176,7 @@ def test_a_step_sends_each_client_one_message_with_an_item_for_each_of_its_reque
     assert out == [
         to_client(tokens(0, 3, seq_id=3), tokens(0, 4)),
         to_client(tokens(0, STOP, seq_id=2, ending=stopped), client_id="d"),
-        timing_line(starts[1], stopped),
+        timing_line(starts[1], stopped, EPOCH),
     ]
 
 
@@ -217,12 +218,13 @@ def test_the_head_hears_what_was_restored_and_kept_whatever_was_drawn() -> None:
         Slice(2, Phase.TRY_RESTORE_DECODE, 0, 2, True, missed=True, num_restored=0),
         Slice(9, Phase.PREFILL, 0, 1, False, keep=Keep(51, 1)),
     )
-    result, out = run(core, step(*slices), rows(STOP, 3))
+    restored = (Restored(1, 1, 2, 10, 0, 0), Restored(2, 0, 1, 0, 0, 1))
+    result, out = run(core, replace(step(*slices), restored=restored), rows(STOP, 3))
     assert result == StepResult(
         1,
         (SequenceResult(1, (STOP,), FinishReason.STOP, None, Usage(2, 1, 1)),),
         (),
-        restored=(Restored(1, 1), Restored(2, 0)),
+        restored=restored,
         kept=(50, 51),
     )
     assert endings(out) == [replace(ending(FinishReason.STOP, 1, cached_tokens=1), kept_tokens=2)]

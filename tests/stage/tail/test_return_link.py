@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from stagewire.stage.tail.return_link import (
+    DIAL_S,
     CloseLink,
     Dial,
     ReturnLink,
@@ -35,9 +36,9 @@ NEXT = ReturnOffer("tcp://127.0.0.1:2", b"offer-2", 2)
 ENDING = Ending(FinishReason.STOP, 3, Usage(4, 3))
 
 
-def new_link() -> ReturnLink:
+def new_link(dial_timeout_s: float = DIAL_S) -> ReturnLink:
     numbers = count(1)
-    return ReturnLink(EPOCH, "c", lambda: b"tail-%d" % next(numbers), count(1))
+    return ReturnLink(EPOCH, "c", lambda: b"tail-%d" % next(numbers), count(1), dial_timeout_s)
 
 
 def dial(link: int, offer: ReturnOffer) -> Dial:
@@ -118,12 +119,13 @@ def test_a_failed_dial_goes_through_the_broker() -> None:
     assert link.path == "direct"
 
 
-def test_a_silent_stranger_is_given_up_after_the_deadline() -> None:
-    """A dial that looks successful but gets no reply is closed; the relay takes over."""
-    link = new_link()
+@pytest.mark.parametrize("timeout_s", [0.25, DIAL_S, 30.0])
+def test_a_silent_stranger_is_given_up_after_the_deadline(timeout_s: float) -> None:
+    """A dial that looks successful but gets no reply is closed; the relay takes over. How long is a setting."""
+    link = new_link(timeout_s)
     link.open("r", OFFER, 0.0)
-    assert link.tick(3.9) == []
-    assert link.tick(4.0) == [CloseLink("c", 1), relay_hello(2)]
+    assert link.tick(timeout_s - 0.1) == []
+    assert link.tick(timeout_s) == [CloseLink("c", 1), relay_hello(2)]
 
 
 def test_a_reply_with_a_wrong_nonce_closes_the_link() -> None:

@@ -176,7 +176,7 @@ def test_what_cannot_be_sampled_ends_only_its_own_sequence(
     )
     assert out == [
         to_client(tokens(0, ending=failed), tokens(0, 5, seq_id=2)),
-        timing_line(start(1, sampling), failed),
+        timing_line(start(1, sampling), failed, EPOCH),
     ]
     assert core.num_requests == 1
 
