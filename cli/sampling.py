@@ -19,7 +19,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         "repetition_penalty": "above 1 discourages tokens of the prompt and of the answer",
         "presence_penalty": "discourages tokens that the answer has",
         "frequency_penalty": "the same, each time more",
-        "seed": "the same seed gives the same answer (default: random)",
+        "seed": "the same seed gives the same prompt the same answer; each prompt has its own luck (default: random)",
     }
     group = parser.add_argument_group("sampling")
     add_settings(group, SamplingParams, described)

@@ -19,7 +19,7 @@ from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.limits import MAX_BODY_BYTES, MAX_FRAMES
 from stagewire.wire.schema import record_codec
 
-VERSION = 3
+VERSION = 4
 """Raised whenever any message's layout changes, so that old and new processes tell each other why they cannot talk."""
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]

@@ -189,17 +189,23 @@ RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.RESUME}
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """Tells the tail about a request, in the step that first carries it."""
+    """Tells the tail about a request, in the step that first carries it.
+
+    Random numbers are drawn with `prompt_digest`, of the prompt as the request gave it, whatever is restored or
+    computed again, and with `choice_index`, which counts the answers to one prompt.
+    """
 
     seq_id: int
     request_id: str
     client_id: str
     sampling: SamplingParams
     num_prompt_tokens: int
+    prompt_digest: bytes
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     offer: ReturnOffer | None
     admission_s: float = 0.0
+    choice_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

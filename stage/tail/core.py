@@ -12,6 +12,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from stagewire.stage.tail.philox import Place
 from stagewire.stage.tail.return_link import LinkInstruction, ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
@@ -126,9 +127,10 @@ class TailCore:
             return Draw(span.seq_id, None)
         if row is None:
             return Draw(span.seq_id, None, "the snapshot has no logits")
-        position = span.pos_start + span.num_tokens
+        start = request.start
+        place = Place(start.prompt_digest, start.choice_index, span.pos_start + span.num_tokens)
         try:
-            return Draw(span.seq_id, sample(row, request.start.sampling, request.counts, position))
+            return Draw(span.seq_id, sample(row, start.sampling, request.counts, place))
         except InvalidLogits as error:
             return Draw(span.seq_id, None, error.detail)
         except Exception as error:  # noqa: BLE001  one sequence's parameters must not end the others' epoch

@@ -152,7 +152,7 @@ def neighbours() -> Iterator[Neighbours]:
 def step(step_id: int, pos_start: int, token_ids: list[int]) -> Step:
     """A step of one sequence as the head sends it; the first announces the request."""
     params = SamplingParams(temperature=0.0)
-    start = SequenceStart(1, "r", "c", params, len(token_ids), 100, (), None)
+    start = SequenceStart(1, "r", "c", params, len(token_ids), b"", 100, (), None)
     rows = np.arange(2 * len(token_ids), dtype=np.float32).reshape(-1, 2)
     phase = Phase.DECODE if pos_start else Phase.PREFILL
     return Step(

@@ -14,7 +14,7 @@ TIMING = RequestTiming(0.001, 0.002, 0.0, 0.003, 0.25, (0.0105, 0.02), 0.004, 0.
 
 
 def start(request_id: str = "r", client_id: str = "c") -> SequenceStart:
-    return SequenceStart(1, request_id, client_id, SamplingParams(), 40, 5, (), None)
+    return SequenceStart(1, request_id, client_id, SamplingParams(), 40, b"", 5, (), None)
 
 
 def test_it_holds_all_parts_in_milliseconds_the_tokens_and_the_ending() -> None:
