@@ -20,7 +20,7 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.stage.registering import Registering
 from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.stage.tail.core import TailCore
-from stagewire.stage.tail.return_link import CloseLink
+from stagewire.stage.tail.link_instructions import CloseLink
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.cache_reports import AskCache, CacheReport, DiskCounts, StageCache

@@ -34,7 +34,7 @@ from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
 from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink
 from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, compile_all, decode, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError

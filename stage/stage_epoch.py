@@ -17,7 +17,7 @@ from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
 from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
-from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import CloseLink, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
 from stagewire.wire.control import Assemble, AssemblyReport, Fault

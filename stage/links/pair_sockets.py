@@ -10,7 +10,7 @@ import zmq
 from stagewire.sockets.condition import WireCondition
 from stagewire.sockets.connection import WatchedSocket
 from stagewire.sockets.nonblocking import Outbox, Ready, received
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink
 from stagewire.wire.codec import encode
 
 _OPTIONS = ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.IMMEDIATE, 1), (zmq.MAXMSGSIZE, 4 * 1024 * 1024))

@@ -12,8 +12,9 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
+from stagewire.stage.tail.link_instructions import LinkInstruction
 from stagewire.stage.tail.philox import Place
-from stagewire.stage.tail.return_link import LinkInstruction, ReturnLink
+from stagewire.stage.tail.return_link import ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
 from stagewire.stage.timing.timing_line import timing_line

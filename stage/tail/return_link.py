@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkInstruction, SendLink, SendRelay, TellHead
 from stagewire.stage.tail.return_stream import ReturnStream
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
@@ -33,51 +34,6 @@ RELAY_SILENCE_S = 5.0
 RETENTION_S = 60.0
 _MAX_ITEMS = 64
 """Of full windows with 20 log probabilities each, so many stay well below the limit of a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """Connect a fresh PAIR to `endpoint` and send `hello` once it is connected."""
-
-    client_id: str
-    link: int
-    endpoint: str
-    hello: TailHello
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLink:
-    """Throw this link's socket away."""
-
-    client_id: str
-    link: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendLink:
-    """Send on a direct link."""
-
-    client_id: str
-    link: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SendRelay:
-    """Send through the broker."""
-
-    client_id: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class TellHead:
-    """Put a message on the feed."""
-
-    message: Flow | CancelRequest
-
-
-LinkInstruction = Dial | CloseLink | SendLink | SendRelay | TellHead
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagewire.stage.tail.core import TailCore
-from stagewire.stage.tail.return_link import LinkInstruction, SendRelay
+from stagewire.stage.tail.link_instructions import LinkInstruction, SendRelay
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.note import Note

@@ -28,7 +28,7 @@ from stagewire.client.core.events import (
     Tick,
 )
 from stagewire.client.settings import ClientSettings
-from stagewire.stage.tail.return_link import CloseLink
+from stagewire.stage.tail.link_instructions import CloseLink
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Dispatched, Generate, RelayToClient

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from stagewire.stage.tail.return_link import (
-    CloseLink,
-    Dial,
-    ReturnLink,
-    SendLink,
-    SendRelay,
-    TellHead,
-)
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.return_link import ReturnLink
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
 from stagewire.wire.returns import (

@@ -27,8 +27,8 @@ from support.tail_steps import (
 )  # fmt: skip
 
 from stagewire.stage.tail.core import Draw, TailCore
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink, SendRelay, TellHead
 from stagewire.stage.tail.philox import Place
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink, SendRelay, TellHead
 from stagewire.stage.tail.sampler import PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.timing_line import timing_line
 from stagewire.wire.errors import ErrorCode
