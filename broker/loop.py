@@ -38,6 +38,7 @@ from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.sockets import Feed, Router
 from stagewire.broker.watch import watch
 from stagewire.monitoring.endpoint import MetricsEndpoint
+from stagewire.sockets import descriptors
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
@@ -52,6 +53,8 @@ _PENDING_POLL_S = 0.005
 _RECEIVES_PER_TURN = 256
 _MAX_MESSAGE_BYTES = 24 * 1024 * 1024
 _LINGER_S = 0.5
+_MIN_DESCRIPTORS = 48
+"""Its own twenty, and what it keeps back; the rest is for a stage and a few clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,10 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
     """Serve until `stop` is set; then end what waits, leave what runs to the ring, and close.
 
     Raises:
-        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it); nothing is left open.
+        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it), or too few files may be
+            opened (DESCRIPTOR_LIMIT); nothing is left open.
     """
+    descriptors.require(_MIN_DESCRIPTORS, "a broker")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         loop = BrokerLoop(settings, context)
@@ -98,7 +103,6 @@ class BrokerLoop:
         self._events: deque[Event] = deque()
         self._poller = zmq.Poller()
         self._tick_at = time.monotonic()
-        self._core = BrokerCore(settings, time.time_ns(), self._tick_at)
         self._watch: MetricsEndpoint | None = None
         self._bind()
 
@@ -106,6 +110,10 @@ class BrokerLoop:
         try:
             self._routers[Link.FRONTEND] = Router(self._context, Link.FRONTEND, self._settings.frontend_endpoint)
             self._routers[Link.CONTROL] = Router(self._context, Link.CONTROL, self._settings.control_endpoint)
+            # What strangers, metrics and pipelines need is kept back; for many clients, more of them.
+            kept_back = max(descriptors.RESERVE, descriptors.limit() // 16)
+            max_connections = max(1, descriptors.num_free() - kept_back)
+            self._core = BrokerCore(self._settings, time.time_ns(), self._tick_at, max_connections)
             if self._settings.metrics_port is not None:
                 self._watch = watch(self._core.state, self._settings.metrics_port)
         except BaseException:
@@ -189,10 +197,10 @@ class BrokerLoop:
             case DropPayload(request_id):
                 del self._payloads[request_id]
             case OpenFeed(epoch, endpoint, run):
-                condition = self._settings.feed_condition
-                self._feeds[epoch] = Feed(self._context, epoch, endpoint, run, condition)
+                return self._open_feed(epoch, endpoint, run)
             case CloseFeed(epoch):
-                self._feeds.pop(epoch).close(0)
+                if epoch in self._feeds:
+                    self._feeds.pop(epoch).close(0)
             case PushStart(epoch, request_id):
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
             case PushCancel(epoch, request_id):
@@ -201,8 +209,17 @@ class BrokerLoop:
                 instruction.write(log)
         return None
 
+    def _open_feed(self, epoch: Epoch, endpoint: str, run: int) -> Event | None:
+        try:
+            self._feeds[epoch] = Feed(self._context, epoch, endpoint, run, self._settings.feed_condition)
+        except zmq.ZMQError as error:
+            log.warning("event=feed_failed epoch=%s detail=%r", epoch, error.strerror)
+            return FeedOverflowed(epoch)
+        return None
+
     def _push(self, epoch: Epoch, message: Message) -> Event | None:
-        return None if self._feeds[epoch].send(message, time.monotonic()) else FeedOverflowed(epoch)
+        feed = self._feeds.get(epoch)
+        return None if feed and feed.send(message, time.monotonic()) else FeedOverflowed(epoch)
 
     # --- the end ---
 

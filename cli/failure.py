@@ -20,6 +20,7 @@ _NEXT_STEPS = {
     ErrorCode.SHUTTING_DOWN: "ask again in a moment",
     ErrorCode.UNKNOWN_MODEL: "`stagewire models` lists the known ones; the path of a .gguf file will do too",
     ErrorCode.CONTEXT_OVERFLOW: "shorten the prompt, or lower --max-tokens",
+    ErrorCode.DESCRIPTOR_LIMIT: "`ulimit -n 4096` before it, in the same shell; `ulimit -Hn` says how high it may be",
     ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port",
 }
 _EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}

@@ -229,6 +229,10 @@ class StageCore:
         links = self.stage_epoch.lose_link(client_id, link, now, is_ours=True) if self.stage_epoch else []
         return links or [CloseLink(client_id, link)]
 
+    def postpone_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
+        """There was no room to dial a direct link: its client is served through the broker until there is."""
+        return self.stage_epoch.postpone_link(client_id, link, now) if self.stage_epoch else []
+
     def ring_overflowed(self) -> list[Instruction]:
         """The outbox of a ring link is full."""
         return [Exit(ErrorCode.INTERNAL, "the outbox of a ring link is full: credits are not kept")]

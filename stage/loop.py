@@ -236,9 +236,7 @@ class StageLoop:
             elif isinstance(instruction, SendLink):
                 self._send_link(instruction, now)
             elif isinstance(instruction, Dial):
-                words = (instruction.client_id, instruction.link, instruction.endpoint)
-                log.info("event=dial client=%s link=%d endpoint=%s", *words)
-                self._pairs.dial(instruction, now)
+                self._dial(instruction, now)
             elif isinstance(instruction, CloseLink):
                 self._pairs.close(instruction)
             elif isinstance(instruction, ConnectRing):
@@ -271,6 +269,13 @@ class StageLoop:
         if not self._pairs.send(send, now):
             log.warning("event=link_overflow client=%s link=%d", send.client_id, send.link)
             self._perform(self._core.break_link(send.client_id, send.link, now), now)
+
+    def _dial(self, dial: Dial, now: float) -> None:
+        is_open = self._pairs.dial(dial, now)
+        event = "dial" if is_open else "no_room_to_dial"
+        log.info("event=%s client=%s link=%d endpoint=%s", event, dial.client_id, dial.link, dial.endpoint)
+        if not is_open:
+            self._perform(self._core.postpone_link(dial.client_id, dial.link, now), now)
 
     def _connect_ring(self, connect: ConnectRing) -> None:
         if self._disk:

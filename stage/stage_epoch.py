@@ -210,6 +210,10 @@ class StageEpoch:
         """A direct link broke, or its dial failed; or (`is_ours`) it is to be closed."""
         return self._perform_links(self.tail.lose(client_id, link, now, is_ours), now) if self.tail else []
 
+    def postpone_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
+        """There was no room to dial a direct link."""
+        return self._perform_links(self.tail.postpone(client_id, link, now), now) if self.tail else []
+
     def reset_relays(self, now: float) -> list[Instruction]:
         """The broker is another one: greet again the clients that are reached through it."""
         return self._perform_links(self.tail.reset_relays(now), now) if self.tail else []

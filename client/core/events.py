@@ -165,6 +165,11 @@ class SendBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveBroker:
+    """Disconnect for good: it has refused this client, and shall not hold a connection for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class BindOffer:
     """Bind a fresh return socket; answered by `OfferBound` or `OfferFailed`."""
 
@@ -232,6 +237,7 @@ class NoReply:
 
 Instruction: TypeAlias = (
     SendBroker
+    | LeaveBroker
     | BindOffer
     | CloseSocket
     | SendLink

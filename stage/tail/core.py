@@ -254,6 +254,11 @@ class TailCore:
         target = self._links.get(client_id)
         return target.lose(link, now, is_ours) if target else []
 
+    def postpone(self, client_id: str, link: int, now: float) -> list[LinkInstruction]:
+        """There was no room to dial this link."""
+        target = self._links.get(client_id)
+        return target.postpone(link, now) if target else []
+
     def reset_relays(self, now: float) -> list[LinkInstruction]:
         """The broker is another one: what was under way through the old one may be lost."""
         return [i for link in self._links.values() for i in link.reset_relay(now)]

@@ -32,6 +32,8 @@ RELAY_AGAIN_S = 1.0
 RELAY_SILENCE_S = 5.0
 """Unacknowledged for so long on the relay, where nothing tells of a loss: greet again."""
 RETENTION_S = 60.0
+DIAL_AGAIN_S = 5.0
+"""After there was no room for another socket; tokens go through the broker meanwhile."""
 _MAX_ITEMS = 64
 """Of full windows with 20 log probabilities each, so many stay well below the limit of a message."""
 
@@ -43,6 +45,7 @@ class _Attempt:
     link: int
     nonce: bytes
     deadline: float
+    offer: ReturnOffer | None = None
 
 
 class ReturnLink:
@@ -58,6 +61,7 @@ class ReturnLink:
         self._streams: dict[str, ReturnStream] = {}
         self._offer: ReturnOffer | None = None
         self._best_generation = -1
+        self._dial_from = 0.0
         self._relay_heard_at = 0.0
         self._direct: int | None = None
         self._relay: int | None = None
@@ -121,6 +125,14 @@ class ReturnLink:
             return closing
         return closing + self._advance(now)
 
+    def postpone(self, link: int, now: float) -> list[LinkInstruction]:
+        """There was no room to dial: nobody has seen the offer, so it stays good until there may be."""
+        if self._dial is None or self._dial.link != link:
+            return []
+        self._offer, self._dial = self._offer or self._dial.offer, None
+        self._dial_from = now + DIAL_AGAIN_S
+        return self._advance(now)
+
     def tick(self, now: float) -> list[LinkInstruction]:
         """Time has passed: give up dials, repeat the relay hello, forget endings nobody fetched."""
         for stream in [*self._streams.values()]:
@@ -158,13 +170,14 @@ class ReturnLink:
         """Do what is needed to have a path, and a direct one rather than the relay."""
         if self._direct is not None or self._dial is not None or not self._streams:
             return []
-        if self._offer is not None:
+        if self._offer is not None and now >= self._dial_from:
             return self._start_dial(self._offer, now)
         return self._say_relay_hello(now) if self._relay is None else []
 
     def _start_dial(self, offer: ReturnOffer, now: float) -> list[LinkInstruction]:
         self._offer = None
         self._dial = self._attempt(now + DIAL_S)
+        self._dial.offer = offer
         hello = self._hello(self._dial, offer.nonce)
         return [Dial(self._client_id, self._dial.link, offer.endpoint, hello)]
 

@@ -48,7 +48,6 @@ class ClientMachine(SimulatedNetwork, RuleBasedStateMachine):
     def begin(self, path: Literal["direct", "broker"], can_dial: bool) -> None:
         self.can_dial = can_dial
         self.core = ClientCore(ClientSettings(client_id=CLIENT, return_path=path), b"nonce")
-        self.perform(self.core.start())
 
     # --- rules: the caller ------------------------------------------------------------------------------------
 

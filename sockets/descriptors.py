@@ -1,0 +1,78 @@
+"""How many files and sockets this process may still open.
+
+It is asked before some are: where there are none left, libzmq aborts or waits for ever, and whoever is served already
+would suffer.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stagewire.wire.errors import ErrorCode, SettingsError
+
+RESERVE = 16
+"""Kept for what must always go on: a lost connection that comes again, a log, a file, somebody to be refused."""
+_UNLIMITED = 1 << 20
+_LISTING = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"  # noqa: PTH112  only a name is wanted
+_TURN_S = 1.0
+_turn = threading.Lock()
+
+
+def raise_limit() -> None:
+    """Let this process open as many as the system lets it: its soft limit becomes the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError):
+            return  # some systems allow less than they say; what was allowed before still is
+
+
+def limit() -> int:
+    """How many this process may have open at once."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def num_free() -> int:
+    """How many more it may open now; 0 where not even that can be found out."""
+    try:
+        listed = os.listdir(_LISTING)  # noqa: PTH208  names are counted, not paths made
+    except OSError:
+        return 0
+    # The listing's own descriptor is among those listed, and is gone afterwards.
+    return max(0, limit() - len(listed) + 1)
+
+
+def has_room(num: int) -> bool:
+    """Whether so many can be opened without touching the reserve."""
+    return num_free() >= num + RESERVE
+
+
+def require(num: int, who: str) -> None:
+    """Refuse what could not work.
+
+    Raises:
+        SettingsError: DESCRIPTOR_LIMIT, fewer than `num` can be opened; nothing was.
+    """
+    free = num_free()
+    if free < num:
+        detail = f"{who} needs {num} more open files, and {free} of {limit()} are left: raise the limit (ulimit -n)"
+        raise SettingsError(detail, ErrorCode.DESCRIPTOR_LIMIT)
+
+
+@contextmanager
+def room_for(num: int, who: str) -> Iterator[None]:
+    """As `require`, and until they are open no other thread that comes this way counts them as free."""
+    # In bounds: a fork copies the lock as it is, and in the child nobody may be there to release it.
+    is_ours = _turn.acquire(timeout=_TURN_S)
+    try:
+        require(num, who)
+        yield
+    finally:
+        if is_ours:
+            _turn.release()
