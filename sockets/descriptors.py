@@ -39,9 +39,11 @@ def limit() -> int:
 
 
 def num_free() -> int:
-    """How many more it may open now; 0 where not even that can be found out."""
+    """How many more it may open now; 0 where there is none to find it out with."""
     try:
         listed = os.listdir(_LISTING)  # noqa: PTH208  names are counted, not paths made
+    except FileNotFoundError:
+        return limit()  # a system that does not tell: nothing is refused before it is tried
     except OSError:
         return 0
     # The listing's own descriptor is among those listed, and is gone afterwards.

@@ -189,10 +189,8 @@ RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.RESUME}
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """Tells the tail about a request, in the step that first carries it.
-
-    Random numbers are drawn with `prompt_digest`, of the prompt as the request gave it, whatever is restored or
-    computed again, and with `choice_index`, which counts the answers to one prompt.
+    """Tells the tail about a request, in the step that first carries it. Random numbers are drawn with `prompt_digest`,
+    of the prompt as the request gave it, and `choice_index`, which counts the answers to it.
     """
 
     seq_id: int

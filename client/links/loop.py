@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
 
 import zmq
@@ -218,7 +219,8 @@ class ClientLoop:
             case events.SendBroker(message):
                 self._send_broker(message)
             case events.LeaveBroker():
-                self._broker.socket.disconnect(self._settings.endpoint)
+                with suppress(zmq.ZMQError):  # it may have left by itself
+                    self._broker.socket.disconnect(self._settings.endpoint)
             case events.BindOffer(generation):
                 return self._pairs.bind(generation)
             case events.CloseSocket(generation):

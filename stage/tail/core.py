@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.tail.link_instructions import LinkInstruction
+from stagewire.stage.tail.link_instructions import LinkEnd, LinkInstruction
 from stagewire.stage.tail.philox import Place
 from stagewire.stage.tail.return_link import ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
@@ -249,15 +249,10 @@ class TailCore:
         target = self._links.get(client_id)
         return target.receive(link, message, now) if target else []
 
-    def lose(self, client_id: str, link: int, now: float, is_ours: bool = False) -> list[LinkInstruction]:
-        """A direct link broke, or (`is_ours`) is to be closed."""
+    def lose(self, client_id: str, link: int, now: float, end: LinkEnd = LinkEnd.BROKEN) -> list[LinkInstruction]:
+        """A direct link is over."""
         target = self._links.get(client_id)
-        return target.lose(link, now, is_ours) if target else []
-
-    def postpone(self, client_id: str, link: int, now: float) -> list[LinkInstruction]:
-        """There was no room to dial this link."""
-        target = self._links.get(client_id)
-        return target.postpone(link, now) if target else []
+        return target.lose(link, now, end) if target else []
 
     def reset_relays(self, now: float) -> list[LinkInstruction]:
         """The broker is another one: what was under way through the old one may be lost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from stagewire.wire.codec import Message
 from stagewire.wire.returns import TailHello
@@ -49,6 +50,14 @@ class TellHead:
     """Put a message on the feed."""
 
     message: Flow | CancelRequest
+
+
+class LinkEnd(Enum):
+    """Why a direct link is over: its connection or dial failed, or it is to be closed, or there was no room to dial."""
+
+    BROKEN = "broken"
+    UNWANTED = "unwanted"
+    NO_ROOM = "no_room"
 
 
 LinkInstruction = Dial | CloseLink | SendLink | SendRelay | TellHead

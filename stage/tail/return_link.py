@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkInstruction, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import (
+    CloseLink,
+    Dial,
+    LinkEnd,
+    LinkInstruction,
+    SendLink,
+    SendRelay,
+    TellHead,
+)
 from stagewire.stage.tail.return_stream import ReturnStream
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
@@ -112,26 +120,20 @@ class ReturnLink:
         if isinstance(message, ReturnNext):
             self._consider(message.next_offer)
             return self._advance(now)
-        return [] if link is None else self.lose(link, now, is_ours=True)
+        return [] if link is None else self.lose(link, now, LinkEnd.UNWANTED)
 
-    def lose(self, link: int, now: float, is_ours: bool = False) -> list[LinkInstruction]:
-        """A direct link broke, or (`is_ours`) broke the rules and must be closed."""
-        closing: list[LinkInstruction] = [CloseLink(self._client_id, link)] if is_ours else []
+    def lose(self, link: int, now: float, end: LinkEnd = LinkEnd.BROKEN) -> list[LinkInstruction]:
+        """A direct link is over. Where there was no room to dial, nobody has seen the offer, and it stays good."""
+        closing: list[LinkInstruction] = [CloseLink(self._client_id, link)] if end is LinkEnd.UNWANTED else []
         if self._direct == link:
             self._direct = None
         elif self._dial and self._dial.link == link:
+            if end is LinkEnd.NO_ROOM:
+                self._offer, self._dial_from = self._offer or self._dial.offer, now + DIAL_AGAIN_S
             self._dial = None
         else:
             return closing
         return closing + self._advance(now)
-
-    def postpone(self, link: int, now: float) -> list[LinkInstruction]:
-        """There was no room to dial: nobody has seen the offer, so it stays good until there may be."""
-        if self._dial is None or self._dial.link != link:
-            return []
-        self._offer, self._dial = self._offer or self._dial.offer, None
-        self._dial_from = now + DIAL_AGAIN_S
-        return self._advance(now)
 
     def tick(self, now: float) -> list[LinkInstruction]:
         """Time has passed: give up dials, repeat the relay hello, forget endings nobody fetched."""
@@ -139,7 +141,7 @@ class ReturnLink:
             if stream.ended_at is not None and now - stream.ended_at > RETENTION_S:
                 del self._streams[stream.request_id]
         if self._dial and now >= self._dial.deadline:
-            return self.lose(self._dial.link, now, is_ours=True)
+            return self.lose(self._dial.link, now, LinkEnd.UNWANTED)
         if self._relay is not None and self._is_owed() and now - self._relay_heard_at > RELAY_SILENCE_S:
             return self.reset_relay(now)
         return self._advance(now)
@@ -200,7 +202,7 @@ class ReturnLink:
         attempt = self._relay_hello if link is None else self._dial
         expected = attempt is not None and (link in (None, attempt.link)) and hello.link == attempt.link
         if attempt is None or not expected or hello.tail_nonce != attempt.nonce:
-            return [] if link is None or link == self._direct else self.lose(link, now, is_ours=True)
+            return [] if link is None or link == self._direct else self.lose(link, now, LinkEnd.UNWANTED)
         self._relay_hello = None
         if link is None:
             self._relay, self._relay_heard_at = attempt.link, now

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from stagewire.sockets import descriptors
 
 _COUNT = """
 import os, resource, sys
@@ -41,6 +44,13 @@ def test_what_is_free_is_what_can_be_opened(soft: int, hard: int, num_open: int)
     first, second = in_a_process(_COUNT, soft, hard, num_open)
     assert first == f"{num_open} 0 0 False"
     assert second == f"{hard} {hard - soft} True"
+
+
+def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without /proc nobody could be served otherwise."""
+    monkeypatch.setattr(descriptors, "_LISTING", str(tmp_path / "none"))
+    assert descriptors.num_free() == descriptors.limit()
+    descriptors.require(24, "a client")
 
 
 _REQUIRE = """

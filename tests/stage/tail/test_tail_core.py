@@ -27,7 +27,7 @@ from support.tail_steps import (
 )  # fmt: skip
 
 from stagewire.stage.tail.core import Draw, TailCore
-from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkEnd, SendLink, SendRelay, TellHead
 from stagewire.stage.tail.philox import Place
 from stagewire.stage.tail.sampler import PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.timing_line import timing_line
@@ -247,7 +247,7 @@ def test_who_has_no_request_here_has_no_link() -> None:
     hello, ack = ReturnHello(1, b"nonce", OFFER), ReturnAck((Acknowledgement("r1", 1, True),))
     for link in (None, 1):
         assert core.receive("stranger", link, hello, 0.0) == core.receive("stranger", link, ack, 0.0) == []
-    assert core.lose("stranger", 1, 0.0) == core.lose("stranger", 1, 0.0, is_ours=True) == []
+    assert core.lose("stranger", 1, 0.0) == core.lose("stranger", 1, 0.0, LinkEnd.UNWANTED) == []
     assert core.reset_relays(0.0) == [SendRelay("c", TailHello(EPOCH, "c", 2, b"", b"nonce"))]
     assert TailCore(EPOCH, VOCAB_SIZE, bytes).reset_relays(0.0) == TailCore(EPOCH, VOCAB_SIZE, bytes).tick(0.0) == []
 
