@@ -38,7 +38,7 @@ from stagewire.client.core.events import (
     Tick,
 )
 from stagewire.client.core.return_ends import RELAY
-from stagewire.wire.codec import Message, encode
+from stagewire.wire.codec import Message, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, Dispatched, OfferReturn, RelayToClient
@@ -131,7 +131,7 @@ def test_another_pipelines_tail_asks_through_the_broker_for_an_endpoint() -> Non
     client.on(Submit(request))
     client.hear(Dispatched("other", second, None))
     greeting = TailHello(second, "c", 1, b"", b"tail-1")
-    out = client.hear(RelayToClient("c", second, tuple(Blob(frame) for frame in encode(greeting))))
+    out = client.hear(RelayToClient("c", second, Blob(encode_frame(greeting))))
     assert out[0] == BindOffer(3)
     direct = TailHello(second, "c", 2, b"nonce-3", b"tail-2")
     assert client.link(direct, 3)[-1] == SendLink(3, ReturnHello(2, b"tail-2", offer(4)))
