@@ -69,10 +69,13 @@ class BrokerCore:
         settings: limits and times.
         incarnation: wall-clock nanoseconds at the start; raised when a stage reports a later one.
         now: monotonic seconds, as in every call of `handle`.
+        max_connections: how many the process can hold, of clients and stages together; None for any number.
     """
 
-    def __init__(self, settings: BrokerSettings, incarnation: int, now: float) -> None:
-        self._state = BrokerState.begin(settings, incarnation, now)
+    def __init__(
+        self, settings: BrokerSettings, incarnation: int, now: float, max_connections: int | None = None
+    ) -> None:
+        self._state = BrokerState.begin(settings, incarnation, now, max_connections)
         self._endings = Endings(self._state)
         self._dispatch = Dispatch(self._state, self._endings)
         self._assembler = Assembler(self._state, self._endings)

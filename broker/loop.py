@@ -38,7 +38,7 @@ from stagewire.broker.settings import BrokerSettings
 from stagewire.broker.sockets import Feed, Router
 from stagewire.broker.watch import watch
 from stagewire.monitoring.endpoint import MetricsEndpoint
-from stagewire.sockets.descriptors import broker_clients_within, broker_need, check_limit
+from stagewire.sockets import descriptors
 from stagewire.sockets.open_files import open_file_limit
 from stagewire.wire.codec import Message, decode
 from stagewire.wire.epoch import Epoch
@@ -54,6 +54,8 @@ _PENDING_POLL_S = 0.005
 _RECEIVES_PER_TURN = 256
 _MAX_MESSAGE_BYTES = 24 * 1024 * 1024
 _LINGER_S = 0.5
+_MIN_DESCRIPTORS = 48
+"""Its own twenty, and what it keeps back; the rest is for a stage and a few clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,10 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
     """Serve until `stop` is set; then end what waits, leave what runs to the ring, and close.
 
     Raises:
-        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it), or this process may open too
-            few descriptors; nothing is left open.
+        SettingsError: an endpoint cannot be bound (PORT_IN_USE: another process has it), or too few files may be
+            opened (DESCRIPTOR_LIMIT); nothing is left open.
     """
-    settings = _within_limit(settings, open_file_limit())
+    descriptors.require(_MIN_DESCRIPTORS, "a broker")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         loop = BrokerLoop(settings, context)
@@ -89,16 +91,6 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
             loop.close()
     finally:
         context.term()
-
-
-def _within_limit(settings: BrokerSettings, limit: int) -> BrokerSettings:
-    """With no more clients than the process has descriptors for: those beyond are refused, and nobody else suffers."""
-    check_limit(broker_need(1, 1), 1, limit)
-    max_clients = broker_clients_within(limit)
-    if max_clients >= settings.max_clients:
-        return settings
-    log.warning("event=few_descriptors limit=%d max_clients=%d wanted=%d", limit, max_clients, settings.max_clients)
-    return replace(settings, max_clients=max_clients)
 
 
 class BrokerLoop:
@@ -125,7 +117,13 @@ class BrokerLoop:
                 frontend_endpoint=self._routers[Link.FRONTEND].endpoint,
                 control_endpoint=self._routers[Link.CONTROL].endpoint,
             )
-            self._core = BrokerCore(here, time.time_ns(), self._tick_at)
+            # What strangers, metrics and pipelines need is kept back; for many clients, more of them.
+            kept_back = max(descriptors.RESERVE, open_file_limit() // 16)
+            max_connections = max(1, descriptors.num_free() - kept_back)
+            if max_connections < here.max_clients:
+                words = (open_file_limit(), max_connections, here.max_clients)
+                log.warning("event=few_descriptors limit=%d max_clients=%d wanted=%d", *words)
+            self._core = BrokerCore(here, time.time_ns(), self._tick_at, max_connections)
             if self._settings.metrics_port is not None:
                 self._watch = watch(self._core.state, self._settings.metrics_port)
         except BaseException:
@@ -211,9 +209,8 @@ class BrokerLoop:
             case OpenFeed(epoch, endpoint, run):
                 return self._open_feed(epoch, endpoint, run)
             case CloseFeed(epoch):
-                feed = self._feeds.pop(epoch, None)
-                if feed:
-                    feed.close(0)
+                if epoch in self._feeds:
+                    self._feeds.pop(epoch).close(0)
             case PushStart(epoch, request_id):
                 return self._push(epoch, _start_request(self._payloads[request_id], instruction))
             case PushCancel(epoch, request_id, stop_after):

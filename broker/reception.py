@@ -56,6 +56,9 @@ class Reception:
             return ErrorCode.IDENTITY_IN_USE, detail
         if known is None and len(self._state.clients) >= self._state.settings.max_clients:
             return ErrorCode.CLIENT_LIMIT, f"the broker has {counted(len(self._state.clients), 'client')} already"
+        if known is None and self._state.is_full:
+            taken = f"the broker has {counted(len(self._state.clients), 'client')}, and no open files left for more"
+            return ErrorCode.CLIENT_LIMIT, f"{taken}: ask again later, or raise its limit (ulimit -n)"
         return None
 
     def _move(self, client: ClientRecord, peer: Peer) -> None:

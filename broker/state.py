@@ -18,13 +18,16 @@ from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.note import Note
 
+_CONNECTIONS_OF_STAGE = 4
+"""Messages, heartbeats, and the socket and connection of a head's feed."""
+
 
 @dataclass(slots=True)
 class BrokerState:
     """Shared by the parts of the core.
 
     `collecting` holds through the grace period of a start; `num_undelivered` counts messages whose receiver
-    was not connected or whose epoch was over.
+    was not connected or whose epoch was over. `max_connections` is what the process can hold, None for any number.
     """
 
     settings: BrokerSettings
@@ -46,13 +49,22 @@ class BrokerState:
     num_epochs: int = 0
     num_bad_messages: int = 0
     num_undelivered: int = 0
+    max_connections: int | None = None
 
     @classmethod
-    def begin(cls, settings: BrokerSettings, incarnation: int, now: float) -> BrokerState:
+    def begin(
+        cls, settings: BrokerSettings, incarnation: int, now: float, max_connections: int | None = None
+    ) -> BrokerState:
         sessions, finished = Sessions(settings.max_sessions), FinishedRequests(settings.max_finished)
         clients = Clients()
         expiry = SnapshotExpiry(settings.snapshot_expiry_s, clients)
-        return cls(settings, incarnation, now, sessions, finished, clients, expiry)
+        return cls(settings, incarnation, now, sessions, finished, clients, expiry, max_connections=max_connections)
+
+    @property
+    def is_full(self) -> bool:
+        """No further client can be connected beside those that are, and the stages."""
+        num_taken = len(self.clients) + _CONNECTIONS_OF_STAGE * len(self.pool)
+        return self.max_connections is not None and num_taken >= self.max_connections
 
     # --- epochs ---
 

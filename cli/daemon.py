@@ -44,9 +44,7 @@ class Daemon:
         self.exit_code = 0
         self._announce: Path | None = options.announce
         _log_to_stderr(options.log_level)
-        from stagewire.sockets.open_files import raise_open_file_limit
 
-        raise_open_file_limit()
         if options.parent_pipe is not None:
             from stagewire.cluster.watchdog import end_with_parent
 

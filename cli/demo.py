@@ -32,10 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from stagewire.sockets.open_files import raise_open_file_limit  # noqa: PLC0415  as below
 
     interrupt_on_sigterm()
-    raise_open_file_limit()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
             cluster = running.enter_context(planned_cluster(options, progress))

@@ -28,9 +28,6 @@ def connect(options: argparse.Namespace, client_id: str | None = None) -> Client
     """The client; under a random name unless one is given."""
     from stagewire.client import Client, ClientSettings
     from stagewire.client.settings import default_endpoint
-    from stagewire.sockets.descriptors import check_limit, client_need
-    from stagewire.sockets.open_files import raise_open_file_limit
 
-    check_limit(client_need(), 1, raise_open_file_limit())
     settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=options.endpoint or default_endpoint())
     return Client(settings=replace(settings, client_id=client_id) if client_id else settings)

@@ -68,6 +68,12 @@ ERROR_WORDS = {
     ErrorCode.UNREACHABLE: Words(
         "nobody answers", "start a cluster with `stagewire up`, or name one with --endpoint or STAGEWIRE_ENDPOINT"
     ),
+    ErrorCode.CLIENT_CLOSED: Words("this client was closed", "make another one"),
+    ErrorCode.OTHER_PROCESS: Words("the client was made in another process", "make one in this process"),
+    ErrorCode.DESCRIPTOR_LIMIT: Words(
+        "a process may not open as many files and connections as it needs",
+        "`ulimit -n 4096` before it, in the same shell; `ulimit -Hn` says how high it may be",
+    ),
     ErrorCode.PROTOCOL_ERROR: Words(
         "the other side sent something that is no message", "check that --endpoint is a broker's frontend"
     ),

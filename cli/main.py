@@ -44,7 +44,10 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted with Ctrl-C, 143 en
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code. `--help` and `--version` leave by SystemExit."""
+    from stagewire.sockets.open_files import raise_open_file_limit
+
     arguments = list(sys.argv[1:] if argv is None else argv)
+    raise_open_file_limit()
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
         options = parsed(arguments, command)

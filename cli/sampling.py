@@ -23,7 +23,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         "repetition_penalty": "above 1 discourages tokens of the prompt and of the answer (default: the model's own)",
         "presence_penalty": "discourages tokens that the answer has (default: the model's own)",
         "frequency_penalty": "the same, each time more (default: the model's own)",
-        "seed": "the same seed gives the same answer (default: random)",
+        "seed": "the same seed gives the same prompt the same answer; each prompt has its own luck (default: random)",
     }
     group = parser.add_argument_group("sampling", "What is not given is the model's own; `generate --json` tells it.")
     group.add_argument(

@@ -51,10 +51,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from stagewire.cluster.resources import check_ports
-    from stagewire.sockets.open_files import raise_open_file_limit
 
     interrupt_on_sigterm()
-    raise_open_file_limit()
     with contextlib.ExitStack() as running:
         with progress_lines() as progress:
             broker = _broker(options.frontend_port, options.snapshot_expiry_s)

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec
-from stagewire.sockets.descriptors import FEW_CLIENTS, check_limit, cluster_needs, starter_need
+from stagewire.sockets.descriptor_needs import FEW_CLIENTS, check_limit, cluster_needs, starter_need
 from stagewire.sockets.open_files import highest_open_file_limit, open_file_limit
 from stagewire.sockets.probe import PROBE_S, probe_within
 from stagewire.wire.address import LOOPBACK, Address, bound

@@ -42,7 +42,11 @@ def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str
 
 
 class WatchedSocket:
-    """A socket, what waits to be sent on it, and the monitor of its connections; both are in the poller."""
+    """A socket, what waits to be sent on it, and the monitor of its connections; both are in the poller.
+
+    Raises:
+        zmq.ZMQError: there are no descriptors, or no sockets of this context, left; nothing stays open.
+    """
 
     def __init__(
         self,
@@ -54,10 +58,14 @@ class WatchedSocket:
         outbox: Outbox,
     ) -> None:
         self.socket = context.socket(kind)
-        for option, value in (*WATCHFUL, *options):
-            self.socket.set(option, value)
-        self.sending = SendSocket(self.socket, outbox)
-        self.monitor = self.socket.get_monitor_socket(events)
+        try:
+            for option, value in (*WATCHFUL, *options):
+                self.socket.set(option, value)
+            self.sending = SendSocket(self.socket, outbox)
+            self.monitor = self.socket.get_monitor_socket(events)
+        except zmq.ZMQError:
+            self.socket.close(linger=0)
+            raise
         self._poller = poller
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)

@@ -1,84 +1,63 @@
-"""How many file descriptors each process needs for whom it serves, computed beforehand; it asks no system.
+"""How many files and sockets this process may still open.
 
-Counted on running processes (tests/cluster/test_descriptors.py holds them to it). A socket of libzmq takes one for its
-mailbox and one for each connection; interpreter, context, monitors, log and endpoint make up the rest.
+It is asked before some are: where there are none left, libzmq aborts or waits for ever, and whoever is served already
+would suffer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from stagewire.wire.counted import counted
+from stagewire.sockets.open_files import open_file_limit
 from stagewire.wire.errors import ErrorCode, SettingsError
 
-FEW_CLIENTS = 8
-"""A cluster that could not hold so many is refused before it starts."""
-_SPARE = 8
-"""For what comes and goes: a scrape, a file, a connection that is refused."""
+RESERVE = 16
+"""Kept for what must always go on: a lost connection that comes again, a log, a file, somebody to be refused."""
+_LISTING = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"  # noqa: PTH112  only a name is wanted
+_TURN_S = 1.0
+_turn = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Descriptors of one process: `own`, whoever comes, and `each` on top for every client."""
-
-    process: str
-    own: int
-    each: int
-
-    def of(self, num_clients: int) -> int:
-        """For so many clients."""
-        return self.own + self.each * num_clients
-
-    def clients_within(self, limit: int) -> int:
-        """How many clients it can hold with `limit` descriptors."""
-        return max(0, limit - self.own) // self.each
+def num_free() -> int:
+    """How many more it may open now; 0 where there is none to find it out with."""
+    try:
+        listed = os.listdir(_LISTING)  # noqa: PTH208  names are counted, not paths made
+    except FileNotFoundError:
+        return open_file_limit()  # a system that does not tell: nothing is refused before it is tried
+    except OSError:
+        return 0
+    # The listing's own descriptor is among those listed, and is gone afterwards.
+    return max(0, open_file_limit() - len(listed) + 1)
 
 
-def broker_need(num_stages: int, num_pipelines: int) -> Need:
-    """Two connections of each stage, a feed to each pipeline, one connection of each client."""
-    return Need("the broker", 17 + _SPARE + 2 * num_stages + 2 * num_pipelines, each=1)
+def has_room(num: int) -> bool:
+    """Whether so many can be opened without touching the reserve."""
+    return num_free() >= num + RESERVE
 
 
-def stage_need() -> Need:
-    """Of any stage, as the tail of its pipeline: a link to each client, with its monitor."""
-    return Need("a stage", 28 + _SPARE, each=4)
-
-
-def client_need() -> Need:
-    """Of a process with one client; it serves nobody else."""
-    return Need("a client", 32, each=0)
-
-
-def starter_need(num_children: int) -> Need:
-    """Of the process that starts a cluster and asks it whether it serves."""
-    return Need("the process that starts the cluster", client_need().own + _SPARE + num_children, each=0)
-
-
-def cluster_needs(num_stages_each: tuple[int, ...]) -> tuple[Need, ...]:
-    """Of all processes that a cluster starts; a number of stages for each pipeline."""
-    return broker_need(sum(num_stages_each), len(num_stages_each)), stage_need()
-
-
-def broker_clients_within(limit: int) -> int:
-    """How many clients a broker may take that does not know yet how many stages will come: a sixteenth is theirs."""
-    num_pipelines = max(1, limit // 64)
-    return broker_need(num_pipelines, num_pipelines).clients_within(limit)
-
-
-def check_limit(need: Need, num_clients: int, limit: int) -> None:
-    """Returns where a process that may open `limit` descriptors can hold so many clients.
+def require(num: int, who: str) -> None:
+    """Refuse what could not work.
 
     Raises:
-        SettingsError: it cannot; the message says how many it needs.
+        SettingsError: DESCRIPTOR_LIMIT, fewer than `num` can be opened; nothing was.
     """
-    needed = need.of(num_clients)
-    if limit >= needed:
-        return
-    clients = f" for {counted(num_clients, 'client')}" if need.each else ""
-    detail = f"{need.process} needs {needed} file descriptors{clients}, and may open {limit}: raise it, as with"
-    raise SettingsError(f"{detail} `ulimit -n {_round(needed)}`", ErrorCode.INVALID_SETTING)
+    free = num_free()
+    if free < num:
+        needed = f"{who} needs {num} more open files, and {free} of {open_file_limit()} are left"
+        raise SettingsError(f"{needed}: raise the limit (ulimit -n)", ErrorCode.DESCRIPTOR_LIMIT)
 
 
-def _round(needed: int) -> int:
-    """The next power of two that leaves room."""
-    return int(1 << (2 * needed - 1).bit_length())
+@contextmanager
+def room_for(num: int, who: str) -> Iterator[None]:
+    """As `require`, and until they are open no other thread that comes this way counts them as free."""
+    # In bounds: a fork copies the lock as it is, and in the child nobody may be there to release it.
+    is_ours = _turn.acquire(timeout=_TURN_S)
+    try:
+        require(num, who)
+        yield
+    finally:
+        if is_ours:
+            _turn.release()

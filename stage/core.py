@@ -20,7 +20,8 @@ from stagewire.stage.kv.store import KvStore
 from stagewire.stage.registering import Registering
 from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.stage.tail.core import TailCore
-from stagewire.stage.tail.return_link import DIAL_S, CloseLink
+from stagewire.stage.tail.link_instructions import CloseLink, LinkEnd
+from stagewire.stage.tail.return_link import DIAL_S
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.cache_reports import AskCache, CacheReport, DiskCounts, StageCache
@@ -224,14 +225,19 @@ class StageCore:
         """A message of a client on a direct link."""
         return self.stage_epoch.handle_link(client_id, link, message, now) if self.stage_epoch else []
 
-    def lose_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
-        """A direct link broke, or its dial failed."""
-        return self.stage_epoch.lose_link(client_id, link, now) if self.stage_epoch else []
+    def lose_link(self, client_id: str, link: int, now: float, end: LinkEnd = LinkEnd.BROKEN) -> list[Instruction]:
+        """A direct link broke, or its dial failed, or there was no room to dial it."""
+        return self.stage_epoch.lose_link(client_id, link, now, end) if self.stage_epoch else []
 
     def break_link(self, client_id: str, link: int, now: float) -> list[Instruction]:
         """A direct link brought nonsense, or takes no more: close it, and go on as if it had broken."""
-        links = self.stage_epoch.lose_link(client_id, link, now, is_ours=True) if self.stage_epoch else []
+        links = self.stage_epoch.lose_link(client_id, link, now, LinkEnd.UNWANTED) if self.stage_epoch else []
         return links or [CloseLink(client_id, link)]
+
+    def ring_failed(self, detail: str, now: float) -> list[Instruction]:
+        """The sockets of a new epoch could not be opened: it ends, and there may be room for the next."""
+        lost = ErrorCode.STAGE_LOST, f"the ring cannot be opened: {detail}"
+        return self.stage_epoch.fail(*lost, now) if self.stage_epoch else []
 
     def ring_overflowed(self) -> list[Instruction]:
         """The outbox of a ring link is full."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stagewire.stage.files.jobs import FileJob
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.note import Note

@@ -35,7 +35,7 @@ from stagewire.stage.links.pair_sockets import LinkFrame, LinkGone, PairSockets
 from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkEnd, SendLink
 from stagewire.stage.timing.step_times import LoopClock
 from stagewire.wire.codec import Frames, compile_all, decode, decode_frame, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
@@ -239,13 +239,11 @@ class StageLoop:
             elif isinstance(instruction, SendLink):
                 self._send_link(instruction, now)
             elif isinstance(instruction, Dial):
-                words = (instruction.client_id, instruction.link, instruction.endpoint)
-                log.info("event=dial client=%s link=%d endpoint=%s", *words)
-                self._pairs.dial(instruction, now)
+                self._dial(instruction, now)
             elif isinstance(instruction, CloseLink):
                 self._pairs.close(instruction)
             elif isinstance(instruction, ConnectRing):
-                self._connect_ring(instruction)
+                self._connect_ring(instruction, now)
             elif isinstance(instruction, CloseRing):
                 self._close_ring()
             elif isinstance(instruction, StartJob):
@@ -275,11 +273,22 @@ class StageLoop:
             log.warning("event=link_overflow client=%s link=%d", send.client_id, send.link)
             self._perform(self._core.break_link(send.client_id, send.link, now), now)
 
-    def _connect_ring(self, connect: ConnectRing) -> None:
+    def _dial(self, dial: Dial, now: float) -> None:
+        is_open = self._pairs.dial(dial, now)
+        event = "dial" if is_open else "no_room_to_dial"
+        log.info("event=%s client=%s link=%d endpoint=%s", event, dial.client_id, dial.link, dial.endpoint)
+        if not is_open:
+            self._perform(self._core.lose_link(dial.client_id, dial.link, now, LinkEnd.NO_ROOM), now)
+
+    def _connect_ring(self, connect: ConnectRing, now: float) -> None:
         if self._disk:
             self._disk.tier.refresh()  # nobody sends a step before this stage has said that it is assembled
         log.info("event=assembled next=%s feed=%s", connect.next_endpoint or "-", connect.feed_endpoint or "-")
-        self._ring.connect(connect)
+        try:
+            self._ring.connect(connect)
+        except zmq.ZMQError as error:
+            log.warning("event=ring_failed detail=%r", error.strerror)
+            self._perform(self._core.ring_failed(error.strerror, now), now)
 
     def _close_ring(self) -> None:
         log.info("event=ring_closed")

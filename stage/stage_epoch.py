@@ -17,7 +17,7 @@ from stagewire.stage.files.jobs import JobDone, ReadManifest, WriteManifest
 from stagewire.stage.head.core import HeadCore, HeadInput, HeadOutput
 from stagewire.stage.instructions import CloseRing, Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.tail.core import Draw, TailCore
-from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import CloseLink, LinkEnd, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode_frame
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
@@ -207,9 +207,9 @@ class StageEpoch:
         """A message of a client on a direct link, or (None) through the broker."""
         return self._perform_links(self.tail.receive(client_id, link, message, now), now) if self.tail else []
 
-    def lose_link(self, client_id: str, link: int, now: float, is_ours: bool = False) -> list[Instruction]:
-        """A direct link broke, or its dial failed; or (`is_ours`) it is to be closed."""
-        return self._perform_links(self.tail.lose(client_id, link, now, is_ours), now) if self.tail else []
+    def lose_link(self, client_id: str, link: int, now: float, end: LinkEnd) -> list[Instruction]:
+        """A direct link is over."""
+        return self._perform_links(self.tail.lose(client_id, link, now, end), now) if self.tail else []
 
     def reset_relays(self, now: float) -> list[Instruction]:
         """The broker is another one: greet again the clients that are reached through it."""

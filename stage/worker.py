@@ -17,9 +17,8 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
+from stagewire.sockets import descriptors
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
-from stagewire.sockets.descriptors import check_limit, stage_need
-from stagewire.sockets.open_files import open_file_limit
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.broker_check import check_broker
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
@@ -42,7 +41,10 @@ from stagewire.wire.control import Assemble, StageInfo
 log = logging.getLogger("stagewire.stage")
 
 _MAX_MESSAGE_BYTES = 1 << 30
-_MAX_SOCKETS = 8192
+_MAX_SOCKETS = 65_535
+"""Three for each client that is dialled."""
+_MIN_DESCRIPTORS = 48
+"""Its own thirty, and the reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,9 @@ def run_stage(settings: StageSettings, on_ready: Callable[[], None], stop: threa
 
     Raises:
         StagewireError: the model cannot be loaded, the range is wrong, the port is taken, or the broker does not
-            want this stage. All sockets are closed.
+            want this stage, or too few files may be opened. All sockets are closed.
     """
-    check_limit(stage_need(), 1, open_file_limit())
+    descriptors.require(_MIN_DESCRIPTORS, "a stage")
     check_broker(settings.control_endpoint)
     loaded = load_stage(settings)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

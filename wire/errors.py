@@ -50,6 +50,7 @@ class ErrorCode(str, Enum):
     INVALID_LAYER_RANGE = "invalid_layer_range"
     PORT_IN_USE = "port_in_use"
     STAGE_START_FAILED = "stage_start_failed"
+    DESCRIPTOR_LIMIT = "descriptor_limit"
     INTERNAL = "internal"
 
 

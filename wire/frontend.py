@@ -31,7 +31,7 @@ class ClientHello(Message):
 @message(2)
 @dataclass(frozen=True, slots=True)
 class OfferReturn(Message):
-    """The client's new unassigned return endpoint, after the last one was consumed or spoiled."""
+    """The client's new unassigned return endpoint, for a request, or after the last one was spoiled."""
 
     offer: ReturnOffer
 

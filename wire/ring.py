@@ -142,17 +142,23 @@ RESTORES = frozenset({Phase.TRY_RESTORE, Phase.TRY_RESTORE_DECODE, Phase.RESUME}
 
 @dataclass(frozen=True, slots=True)
 class SequenceStart:
-    """Tells the tail about a request, in the step that first carries it; `restore_note` is for its ending."""
+    """Tells the tail about a request, in the step that first carries it; `restore_note` is for its ending.
+
+    Random numbers are drawn with `prompt_digest`, of the prompt as the request gave it, and `choice_index`, which
+    counts the answers to it.
+    """
 
     seq_id: int
     request_id: str
     client_id: str
     sampling: SamplingParams
     num_prompt_tokens: int
+    prompt_digest: bytes
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     offer: ReturnOffer | None
     admission_s: float = 0.0
+    choice_index: int = 0
     restore_note: str = ""
     session_id: str = ""
 

@@ -41,7 +41,8 @@ class SamplingParams:
         frequency_penalty: the same, times the number of its occurrences; in [-2, 2].
         logit_bias: {token id: value in [-100, 100]}, added to the logits; at most 1024 pairs, no id twice. Kept as
             a tuple of pairs, which may be given, too.
-        seed: what makes a request repeatable; in [0, 2**64). None lets whoever accepts the request draw one.
+        seed: what makes a request repeatable; in [0, 2**64). None lets whoever accepts the request draw one. Equal
+            prompts with equal seeds get equal answers; different prompts draw independently, whatever their seeds.
         logprobs: None is off; else log probabilities of the chosen token and of this many of the most likely
             ones, or all there are; at most 20.
 

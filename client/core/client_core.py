@@ -17,6 +17,7 @@ from stagewire.client.core.events import (
     Event,
     HoldRequest,
     Instruction,
+    LeaveBroker,
     LinkConnected,
     LinkDisconnected,
     LinkFaulty,
@@ -81,10 +82,6 @@ class ClientCore:
         """Whether timers of some milliseconds may be running."""
         return len(self._requests) > 0
 
-    def start(self) -> list[Instruction]:
-        """What to do before anything has happened."""
-        return self._links.start()
-
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take one event at `now` (monotonic seconds)."""
         if self.is_closed:
@@ -100,7 +97,8 @@ class ClientCore:
     def _on_api(self, event: Event, now: float) -> list[Instruction]:
         match event:
             case Submit():
-                return self._requests.submit(event.generate, now)
+                offer = [] if self._broker.refusal else self._links.prepare()
+                return offer + self._requests.submit(event.generate, now)
             case CancelRequest():
                 return self._requests.cancel(event.request_id, event.discard, now)
             case StopRequest():
@@ -152,8 +150,8 @@ class ClientCore:
             case Accepted():
                 return self._requests.accepted(message)
             case Dispatched():
-                assigned = self._links.assigned(message.epoch, message.offer_generation, now)
-                return assigned + self._requests.dispatched(message)
+                self._links.assigned(message.epoch, message.offer_generation, now)
+                return self._requests.dispatched(message)
             case Refused():
                 return self._requests.refused(message, now)
             case Ended():
@@ -175,7 +173,7 @@ class ClientCore:
         """Nothing more can be had here: all ends with the broker's reason."""
         out = self._broker.refuse(code, detail)
         out += self._requests.end_all(code, detail, now) + self._questions.end_all(code, detail)
-        return out + self._links.close()
+        return [*out, *self._links.close(), LeaveBroker()]
 
     def _bad_message(self, message: BadMessage, now: float) -> list[Instruction]:
         """Before the welcome it speaks of our hello; a broker that cannot read that serves us nothing."""

@@ -191,6 +191,11 @@ class ProbeBroker:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveBroker:
+    """Disconnect for good: it has refused this client, and shall not hold a connection for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class BindOffer:
     """Bind a fresh return socket; answered by `OfferBound` or `OfferFailed`."""
 
@@ -259,6 +264,7 @@ class NoReply:
 Instruction: TypeAlias = (
     SendBroker
     | ProbeBroker
+    | LeaveBroker
     | BindOffer
     | CloseSocket
     | SendLink

@@ -72,8 +72,14 @@ class ReturnLinks:
 
     # --- offers -----------------------------------------------------------------------------------------------
 
-    def start(self) -> list[Instruction]:
-        return self._bind(None) if self._is_direct else []
+    def prepare(self) -> list[Instruction]:
+        """A request is about to be sent: the broker must have an offer for the pipeline that it goes to.
+
+        Not where a link stands: it mostly goes there, and another pipeline's tail can ask for one through the broker.
+        """
+        is_linked = any(tail.path for tail in self._tails.values())
+        is_there = self._unassigned() is not None or self._bind_again_at is not None
+        return self._bind(None) if self._is_direct and not is_linked and not is_there else []
 
     def bound(self, offer: ReturnOffer) -> list[Instruction]:
         """A socket listens: tell whom it is for."""
@@ -102,14 +108,12 @@ class ReturnLinks:
         tail.next = None
         return out + (self._reply(tail) if tail.is_reply_due else [])
 
-    def assigned(self, epoch: Epoch, generation: int | None, now: float) -> list[Instruction]:
-        """The broker has given an offer to this pipeline: bind the next one."""
+    def assigned(self, epoch: Epoch, generation: int | None, now: float) -> None:
+        """The broker has given an offer to this pipeline."""
         self._tail(epoch, now)
         socket = self._sockets.get(generation) if generation is not None else None
-        if socket is None or socket.epoch is not None:
-            return []
-        socket.epoch = epoch
-        return self._bind(None)
+        if socket is not None and socket.epoch is None:
+            socket.epoch = epoch
 
     # --- connections ------------------------------------------------------------------------------------------
 
@@ -146,11 +150,11 @@ class ReturnLinks:
         if not is_tail or not is_new:
             return self.gone(generation, now, is_broken=False)
         tail = self._tail(hello.epoch, now)
-        out = self.assigned(hello.epoch, generation, now)
+        self.assigned(hello.epoch, generation, now)
         if hello.link <= tail.link:
-            return out + self.gone(generation, now, is_broken=False)
+            return self.gone(generation, now, is_broken=False)
         socket.linked()
-        return out + self._establish(tail, generation, hello)
+        return self._establish(tail, generation, hello)
 
     def greeted_on_relay(self, hello: TailHello, now: float) -> list[Instruction]:
         """The same through the broker: the tail had nothing left to dial."""

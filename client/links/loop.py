@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket as sockets
 import threading
 import time
 from collections import deque
@@ -23,10 +22,12 @@ import zmq
 from stagewire.client.core import events
 from stagewire.client.core.client_core import ClientCore
 from stagewire.client.delivery import Deliveries
-from stagewire.client.links.return_sockets import MAX_MESSAGE_BYTES, ReturnSockets
+from stagewire.client.links.broker_socket import CONNECTED, broker_socket
+from stagewire.client.links.return_sockets import ReturnSockets
+from stagewire.client.links.wake_up import WakeUp
 from stagewire.client.settings import ClientSettings
-from stagewire.sockets.connection import WatchedSocket
-from stagewire.sockets.nonblocking import Outbox, received
+from stagewire.sockets.descriptors import room_for
+from stagewire.sockets.nonblocking import received
 from stagewire.sockets.probe import probe_aside
 from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
@@ -38,14 +39,14 @@ log = logging.getLogger("stagewire.client")
 
 _TICK_S, _IDLE_TICK_S = 0.025, 0.25
 _EARLY_S = 0.001
-_OUTBOX_LIMIT = 8192
 _CLOSE_S = 2.0
+_DESCRIPTORS = 24
+"""Eleven, the broker's connection included; nine more for the first return link; and some for another."""
 _MAX_POSTED = 100_000
 _CLOSED = StagewireError("this client is closed", ErrorCode.CLIENT_CLOSED)
 _ELSEWHERE = "this client was made in another process, and a fork inherits none of its connections; make one here"
 _ERRORS: dict[ErrorCode, type[StagewireError]] = {ErrorCode.INVALID_SETTING: SettingsError}
 _ERRORS |= dict.fromkeys((ErrorCode.IDENTITY_IN_USE, ErrorCode.PROTOCOL_VERSION), RequestRefused)
-_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 Socket = zmq.Socket[bytes]
 
 
@@ -63,20 +64,12 @@ class ClientLoop:
         self._tickets = count(1)
         # Reentrant: a garbage collector's finalizer may post while this very thread holds it.
         self._lock = threading.RLock()
-        self._wake_in, self._wake_out = sockets.socketpair()
-        for end in (self._wake_in, self._wake_out):
-            end.setblocking(False)
         self._is_awake = self.is_closing = self._has_broker = False
         self._ticked_at = 0.0
         self._num_dropped = 0
         self._why_closed = _CLOSED
-        self._context: zmq.Context[Socket] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 8192)
-        try:
+        with room_for(_DESCRIPTORS, "a client"):
             self._open()
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise SettingsError(f"endpoint={settings.endpoint}: cannot connect: {error.strerror}") from error
         self._thread = threading.Thread(target=self._run, name="stagewire-client", daemon=True)
         self._thread.start()
 
@@ -169,29 +162,26 @@ class ClientLoop:
     def _wake(self) -> None:
         if not self._is_awake:
             self._is_awake = True
-            with suppress(OSError):
-                self._wake_in.send(b"x")
+            self._wake_up.call()
 
     # --- the socket thread ---
 
     def _open(self) -> None:
         self._poller = zmq.Poller()
-        options = (
-            (zmq.IMMEDIATE, 1),  # what one broker was to get must not reach the next
-            (zmq.IPV6, int("[" in self._settings.endpoint)),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-        )
-        news, outbox = _CONNECTED | zmq.EVENT_DISCONNECTED, Outbox(_OUTBOX_LIMIT)
-        self._broker = WatchedSocket(self._context, zmq.DEALER, self._poller, options, news, outbox)
-        self._pairs = ReturnSockets(self._context, self._poller, self._settings.return_host)
-        self._poller.register(self._wake_out, zmq.POLLIN)
-        self._broker.socket.connect(self._settings.endpoint)
+        self._wake_up = WakeUp()
+        self._context: zmq.Context[Socket] = zmq.Context()
+        try:
+            self._context.set(zmq.MAX_SOCKETS, 8192)
+            self._broker = broker_socket(self._context, self._poller, self._settings.endpoint)
+            self._pairs = ReturnSockets(self._context, self._poller, self._settings.return_host)
+            self._poller.register(self._wake_up.receiver, zmq.POLLIN)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            self._wake_up.close()
+            raise SettingsError(f"endpoint={self._settings.endpoint}: cannot connect: {error.strerror}") from error
 
     def _run(self) -> None:
         try:
-            self._perform(self._core.start())
             while not self._core.is_closed:
                 self._turn()
             self._flush(time.monotonic())
@@ -233,13 +223,12 @@ class ClientLoop:
             posted, self._posted = self._posted, deque()
             if self._is_awake:
                 self._is_awake = False
-                with suppress(OSError):
-                    self._wake_out.recv(64)
+                self._wake_up.clear()
             return [*posted]
 
     def _watch(self) -> None:
         for event, _ in self._broker.news():
-            self._has_broker = event == _CONNECTED
+            self._has_broker = event == CONNECTED
             self._broker.sending.outbox.clear()
             self._handle(events.BrokerConnected() if self._has_broker else events.BrokerDisconnected())
 
@@ -255,7 +244,8 @@ class ClientLoop:
         while pending:
             following = self._do(pending.popleft())
             if following is not None:
-                pending.extend(self._core.handle(following, time.monotonic()))
+                # At once: an offer that is bound must be with the broker before the request that it is for.
+                pending.extendleft(reversed(self._core.handle(following, time.monotonic())))
 
     def _do(self, instruction: events.Instruction) -> events.Event | None:
         match instruction:
@@ -265,6 +255,9 @@ class ClientLoop:
                 self._send_broker(message)
             case events.ProbeBroker(address):
                 probe_aside(address, lambda found: self.post(events.BrokerProbed(found)))
+            case events.LeaveBroker():
+                with suppress(zmq.ZMQError):  # it may have left by itself
+                    self._broker.socket.disconnect(self._settings.endpoint)
             case events.BindOffer(generation):
                 return self._pairs.bind(generation)
             case events.CloseSocket(generation):
@@ -323,8 +316,7 @@ class ClientLoop:
                 future.set_exception(RequestRefused(self._why_closed.detail, self._why_closed.code))
         self._pairs.close_all()
         self._broker.close(linger_ms=200)
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake_up.close()
         self._context.term()
 
     def _last_words(self) -> Ending:

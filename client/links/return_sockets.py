@@ -17,14 +17,18 @@ from stagewire.client.core.events import (
     OfferBound,
     OfferFailed,
 )
+from stagewire.sockets import descriptors
 from stagewire.sockets.connection import WatchedSocket
 from stagewire.sockets.nonblocking import Outbox, Ready, received_frames
+from stagewire.sockets.open_files import open_file_limit
 from stagewire.wire.codec import Message, decode_frame, encode_frame
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.request import ReturnOffer
 
 _OUTBOX_LIMIT = 4096
 _MAX_RECEIVES = 64
+_DESCRIPTORS = 8
+"""Of one endpoint and its connection five, and some that looking for a port takes for a moment."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -74,7 +78,12 @@ class ReturnSockets:
 
     def bind(self, generation: int) -> Event:
         """Bind a fresh endpoint on a free port."""
-        bound = _Bound(self._context, self._poller, self._host)
+        if descriptors.num_free() < _DESCRIPTORS:
+            return OfferFailed(generation, f"only {open_file_limit()} files may be open: raise the limit (ulimit -n)")
+        try:
+            bound = _Bound(self._context, self._poller, self._host)
+        except zmq.ZMQError as error:
+            return OfferFailed(generation, f"cannot open a socket: {error.strerror}")
         try:
             bound.socket.bind(f"tcp://{self._host}:*")
         except zmq.ZMQError as error:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 
 from stagewire.sockets.condition import WireCondition
 from stagewire.sockets.connection import WatchedSocket
+from stagewire.sockets.descriptors import has_room
 from stagewire.sockets.nonblocking import Outbox, Ready, received_frames
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink
 from stagewire.wire.codec import encode_frame
 
 _OPTIONS = ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.IMMEDIATE, 1), (zmq.MAXMSGSIZE, 4 * 1024 * 1024))
 _OUTBOX_LIMIT = 2048
 _MAX_RECEIVES = 64
+_DESCRIPTORS = 4
+"""Of one link: the socket, both ends of its monitor, and the connection."""
 _GONE = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
@@ -54,18 +58,22 @@ class PairSockets:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def dial(self, dial: Dial, now: float) -> None:
-        """Connect, and say hello as soon as the connection stands."""
+    def dial(self, dial: Dial, now: float) -> bool:
+        """Connect, and say hello as soon as the connection stands; False when there is no room for another socket."""
+        if not has_room(_DESCRIPTORS):
+            return False
         outbox = Outbox(_OUTBOX_LIMIT, self._condition)
         options = (*_OPTIONS, (zmq.IPV6, int("[" in dial.endpoint)))
-        pair = WatchedSocket(self._context, zmq.PAIR, self._poller, options, _GONE, outbox)
+        try:
+            pair = WatchedSocket(self._context, zmq.PAIR, self._poller, options, _GONE, outbox)
+        except zmq.ZMQError:
+            return False  # of sockets, a context has so many
         self._pairs[dial.client_id, dial.link] = pair
         outbox.put([encode_frame(dial.hello)], now)
-        try:
+        # What is not an endpoint at all is not connected; the dial's deadline ends the attempt.
+        with suppress(zmq.ZMQError):
             pair.socket.connect(dial.endpoint)
-        except zmq.ZMQError:
-            # Not an endpoint at all; the dial's deadline ends the attempt.
-            return
+        return True
 
     def send(self, send: SendLink, now: float) -> bool:
         """Queue a message; False when the link's outbox is full, and then the link must go."""

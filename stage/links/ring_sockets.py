@@ -26,7 +26,7 @@ class RingSockets:
         return [*self._links.values()]
 
     def connect(self, connect: ConnectRing) -> None:
-        """Fresh sockets, where there is an endpoint."""
+        """Fresh sockets, where there is an endpoint; raises `zmq.ZMQError` where no more can be opened."""
         targets: tuple[tuple[Link, str | None], ...] = (
             (SendNext, connect.next_endpoint),
             (SendHead, connect.feed_endpoint),
@@ -41,8 +41,8 @@ class RingSockets:
                 self._links[link] = SendSocket(socket, Outbox(_OUTBOX_LIMIT, conditions[link]))
 
     def put(self, link: Link, frame: Frame, now: float) -> bool:
-        """Send, or queue; False when the outbox is full, which credits do not let happen."""
-        return self._links[link].put([frame], now)
+        """Send, or queue, unless it could not be opened; False when the outbox is full, which credits do not let be."""
+        return link not in self._links or self._links[link].put([frame], now)
 
     def close(self) -> None:
         for link in self._links.values():

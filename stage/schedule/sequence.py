@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from stagewire.wire.errors import InvalidTransition
+from stagewire.wire.prompt_digest import prompt_digest
 from stagewire.wire.ring import Keep, SequenceStart, StartRequest
 
 
@@ -84,6 +85,7 @@ class Sequence:
             client_id=request.client_id,
             sampling=request.sampling,
             num_prompt_tokens=self.num_prompt_tokens,
+            prompt_digest=prompt_digest(request.prompt_token_ids),
             max_tokens=self.max_tokens,
             stop_token_ids=request.stop_token_ids,
             offer=request.offer,

@@ -12,7 +12,9 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from stagewire.stage.tail.return_link import DIAL_S, LinkInstruction, ReturnLink
+from stagewire.stage.tail.link_instructions import LinkEnd, LinkInstruction
+from stagewire.stage.tail.philox import Place
+from stagewire.stage.tail.return_link import DIAL_S, ReturnLink
 from stagewire.stage.tail.sampler import InvalidLogits, PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.time_account import StepCost, TimeAccount
 from stagewire.stage.timing.timing_line import timing_line
@@ -136,9 +138,10 @@ class TailCore:
             return Draw(span.seq_id, None)
         if row is None:
             return Draw(span.seq_id, None, "the snapshot has no logits")
-        position = span.pos_start + span.num_tokens
+        start = request.start
+        place = Place(start.prompt_digest, start.choice_index, span.pos_start + span.num_tokens)
         try:
-            return Draw(span.seq_id, sample(row, request.start.sampling, request.counts, position))
+            return Draw(span.seq_id, sample(row, start.sampling, request.counts, place))
         except InvalidLogits as error:
             return Draw(span.seq_id, None, error.detail)
         except Exception as error:  # noqa: BLE001  one sequence's parameters must not end the others' epoch
@@ -270,10 +273,10 @@ class TailCore:
         target = self._links.get(client_id)
         return target.receive(link, message, now) if target else []
 
-    def lose(self, client_id: str, link: int, now: float, is_ours: bool = False) -> list[LinkInstruction]:
-        """A direct link broke, or (`is_ours`) is to be closed."""
+    def lose(self, client_id: str, link: int, now: float, end: LinkEnd = LinkEnd.BROKEN) -> list[LinkInstruction]:
+        """A direct link is over."""
         target = self._links.get(client_id)
-        return target.lose(link, now, is_ours) if target else []
+        return target.lose(link, now, end) if target else []
 
     def reset_relays(self, now: float) -> list[LinkInstruction]:
         """The broker is another one: what was under way through the old one may be lost."""

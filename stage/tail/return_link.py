@@ -9,6 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from stagewire.stage.tail.link_instructions import (
+    CloseLink,
+    Dial,
+    LinkEnd,
+    LinkInstruction,
+    SendLink,
+    SendRelay,
+    TellHead,
+)
 from stagewire.stage.tail.return_stream import ReturnStream
 from stagewire.wire.codec import Message
 from stagewire.wire.epoch import Epoch
@@ -31,53 +40,10 @@ RELAY_AGAIN_S = 1.0
 RELAY_SILENCE_S = 5.0
 """Unacknowledged for so long on the relay, where nothing tells of a loss: greet again."""
 RETENTION_S = 60.0
+DIAL_AGAIN_S = 5.0
+"""After there was no room for another socket; tokens go through the broker meanwhile."""
 _MAX_ITEMS = 64
 """Of full windows with 20 log probabilities each, so many stay well below the limit of a message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """Connect a fresh PAIR to `endpoint` and send `hello` once it is connected."""
-
-    client_id: str
-    link: int
-    endpoint: str
-    hello: TailHello
-
-
-@dataclass(frozen=True, slots=True)
-class CloseLink:
-    """Throw this link's socket away."""
-
-    client_id: str
-    link: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendLink:
-    """Send on a direct link."""
-
-    client_id: str
-    link: int
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SendRelay:
-    """Send through the broker."""
-
-    client_id: str
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class TellHead:
-    """Put a message on the feed."""
-
-    message: Flow | CancelRequest
-
-
-LinkInstruction = Dial | CloseLink | SendLink | SendRelay | TellHead
 
 
 @dataclass(slots=True)
@@ -87,6 +53,7 @@ class _Attempt:
     link: int
     nonce: bytes
     deadline: float
+    offer: ReturnOffer | None = None
 
 
 class ReturnLink:
@@ -109,6 +76,7 @@ class ReturnLink:
         self._streams: dict[str, ReturnStream] = {}
         self._offer: ReturnOffer | None = None
         self._best_generation = -1
+        self._dial_from = 0.0
         self._relay_heard_at = 0.0
         self._direct: int | None = None
         self._relay: int | None = None
@@ -159,14 +127,16 @@ class ReturnLink:
         if isinstance(message, ReturnNext):
             self._consider(message.next_offer)
             return self._advance(now)
-        return [] if link is None else self.lose(link, now, is_ours=True)
+        return [] if link is None else self.lose(link, now, LinkEnd.UNWANTED)
 
-    def lose(self, link: int, now: float, is_ours: bool = False) -> list[LinkInstruction]:
-        """A direct link broke, or (`is_ours`) broke the rules and must be closed."""
-        closing: list[LinkInstruction] = [CloseLink(self._client_id, link)] if is_ours else []
+    def lose(self, link: int, now: float, end: LinkEnd = LinkEnd.BROKEN) -> list[LinkInstruction]:
+        """A direct link is over. Where there was no room to dial, nobody has seen the offer, and it stays good."""
+        closing: list[LinkInstruction] = [CloseLink(self._client_id, link)] if end is LinkEnd.UNWANTED else []
         if self._direct == link:
             self._direct = None
         elif self._dial and self._dial.link == link:
+            if end is LinkEnd.NO_ROOM:
+                self._offer, self._dial_from = self._offer or self._dial.offer, now + DIAL_AGAIN_S
             self._dial = None
         else:
             return closing
@@ -178,7 +148,7 @@ class ReturnLink:
             if stream.ended_at is not None and now - stream.ended_at > RETENTION_S:
                 del self._streams[stream.request_id]
         if self._dial and now >= self._dial.deadline:
-            return self.lose(self._dial.link, now, is_ours=True)
+            return self.lose(self._dial.link, now, LinkEnd.UNWANTED)
         if self._relay is not None and self._is_owed() and now - self._relay_heard_at > RELAY_SILENCE_S:
             return self.reset_relay(now)
         return self._advance(now)
@@ -209,13 +179,14 @@ class ReturnLink:
         """Do what is needed to have a path, and a direct one rather than the relay."""
         if self._direct is not None or self._dial is not None or not self._streams:
             return []
-        if self._offer is not None:
+        if self._offer is not None and now >= self._dial_from:
             return self._start_dial(self._offer, now)
         return self._say_relay_hello(now) if self._relay is None else []
 
     def _start_dial(self, offer: ReturnOffer, now: float) -> list[LinkInstruction]:
         self._offer = None
         self._dial = self._attempt(now + self._dial_timeout_s)
+        self._dial.offer = offer
         hello = self._hello(self._dial, offer.nonce)
         return [Dial(self._client_id, self._dial.link, offer.endpoint, hello)]
 
@@ -238,7 +209,7 @@ class ReturnLink:
         attempt = self._relay_hello if link is None else self._dial
         expected = attempt is not None and (link in (None, attempt.link)) and hello.link == attempt.link
         if attempt is None or not expected or hello.tail_nonce != attempt.nonce:
-            return [] if link is None or link == self._direct else self.lose(link, now, is_ours=True)
+            return [] if link is None or link == self._direct else self.lose(link, now, LinkEnd.UNWANTED)
         self._relay_hello = None
         if link is None:
             self._relay, self._relay_heard_at = attempt.link, now

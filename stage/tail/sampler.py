@@ -9,7 +9,9 @@ Order of operations, all in float64:
 5. temperature divides; probabilities follow;
 6. top-k keeps the k most likely; 7. top-p, of those, the smallest set of the most likely whose share reaches p;
 8. min-p, of those, what is at least that share of the most likely. Equals are ranked by id, the lowest first;
-9. one number, of (seed, position), picks from what is left, in order of id.
+9. one number in [0, 1), of seed, prompt, choice and position alone, picks from what is left: the first token, in order
+   of id, at which the probabilities so far exceed it. It is a word of Philox4x64-10 with key (seed, 0) and counter
+   (position + 1, choice index, and the two halves of the BLAKE2b-128 of the prompt's ids): see `philox.uniform`.
 
 Log probabilities are the model's own: of the logits as they came, before step 1.
 
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagewire.stage.tail.exponential import exp_in_place, log, total
-from stagewire.stage.tail.philox import uniform
+from stagewire.stage.tail.philox import Place, uniform
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.sampling import SamplingParams
 
@@ -74,14 +76,14 @@ class PenaltyCounts:
             self.num_generated[token_id] += 1
 
 
-def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyCounts, position: int) -> Sampled:
-    """Draw the token at `position` of a sequence.
+def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyCounts, place: Place) -> Sampled:
+    """Draw the token at `place`.
 
     Args:
         logits: float32 [V], not modified.
         params: with a seed, unless greedy.
-        counts: of the tokens before `position`, made for `params`.
-        position: index in the sequence of the token that is drawn.
+        counts: of the tokens before `place`, made for `params`.
+        place: of the token that is drawn; all that its luck depends on besides the seed.
 
     Raises:
         InvalidLogits: `logits` hold a NaN or no finite maximum.
@@ -93,7 +95,7 @@ def sample(logits: NDArray[np.float32], params: SamplingParams, counts: PenaltyC
     if counts.takes_largest:
         return Sampled(largest)
     values = _penalized(logits, params, counts)
-    token_id = largest if params.is_greedy and values is logits else _choose(values, params, position)
+    token_id = largest if params.is_greedy and values is logits else _choose(values, params, place)
     if params.logprobs is None:
         return Sampled(token_id)
     return _with_logprobs(token_id, logits, params.logprobs)
@@ -114,7 +116,7 @@ def _penalized(logits: NDArray[np.float32], params: SamplingParams, counts: Pena
     return values
 
 
-def _choose(values: NDArray[np.floating], params: SamplingParams, position: int) -> int:
+def _choose(values: NDArray[np.floating], params: SamplingParams, place: Place) -> int:
     if params.is_greedy:
         return int(values.argmax())
     assert params.seed is not None, "whoever accepts a request fixes its seed"
@@ -124,7 +126,7 @@ def _choose(values: NDArray[np.floating], params: SamplingParams, position: int)
     exp_in_place(scaled)
     weights, kept = scaled, _kept(scaled, params)
     cumulative = np.cumsum(weights if kept is None else weights[kept])
-    index = int(np.searchsorted(cumulative, uniform(params.seed, position) * cumulative[-1], side="right"))
+    index = int(np.searchsorted(cumulative, uniform(params.seed, place) * cumulative[-1], side="right"))
     index = min(index, len(cumulative) - 1)
     return index if kept is None else int(kept[index])
 

@@ -20,7 +20,7 @@ from stagewire.broker.events import (
 )
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message
-from stagewire.wire.control import GenerateAck, StageBye
+from stagewire.wire.control import GenerateAck, Register, StageBye
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import (
@@ -106,6 +106,27 @@ def test_clients_beyond_the_limit_are_refused() -> None:
     broker.hello("c")
     detail = "the broker has 1 client already"
     assert broker.hello("d") == to_client("d", HelloRefused(ErrorCode.CLIENT_LIMIT, detail))
+
+
+@pytest.mark.parametrize(("max_connections", "num_stages", "num_clients"), [(3, 0, 3), (9, 2, 1), (11, 1, 7)])
+def test_clients_beyond_the_open_files_are_refused_until_one_leaves(
+    max_connections: int, num_stages: int, num_clients: int
+) -> None:
+    """Stages count four each and are not refused; a client that is known already is none too many."""
+    broker = CheckedCore(max_connections=max_connections)
+    for number in range(num_stages):
+        broker.from_stage(f"s{number}", Register(replace(FIRST, stage_id=f"s{number}"), None))
+    for number in range(num_clients):
+        (answer,) = broker.hello(f"c{number}")
+        assert isinstance(answer, Send) and isinstance(answer.message, BrokerWelcome)
+    taken = f"the broker has {num_clients} clients, and no open files left for more"
+    detail = f"{taken}: ask again later, or raise its limit (ulimit -n)"
+    assert broker.hello("d") == to_client("d", HelloRefused(ErrorCode.CLIENT_LIMIT, detail))
+    (again,) = broker.hello("c0")
+    assert isinstance(again, Send) and isinstance(again.message, BrokerWelcome)
+    broker.from_client("c0", ClientBye())
+    (answer,) = broker.hello("d")
+    assert isinstance(answer, Send) and isinstance(answer.message, BrokerWelcome)
 
 
 # --- reconnecting and leaving ---

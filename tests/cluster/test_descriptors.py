@@ -15,7 +15,7 @@ import pytest
 from support.native_files import write_native_model
 
 from stagewire import Client
-from stagewire.sockets.descriptors import FEW_CLIENTS, broker_need, stage_need, starter_need
+from stagewire.sockets.descriptor_needs import FEW_CLIENTS, broker_need, stage_need, starter_need
 from stagewire.wire.errors import ErrorCode, StagewireError
 from stagewire.wire.sampling import SamplingParams
 
@@ -86,7 +86,7 @@ def test_each_process_refuses_by_itself(command: list[str], limit: int) -> None:
     """No abort of a library, no traceback, and no word of serving."""
     said = (process := limited(limit, *command)).communicate(timeout=30)[0]
     assert process.returncode == 2, said
-    assert "file descriptors" in said and f"may open {limit}" in said
+    assert re.search(rf"needs \d+ more open files, and \d+ of {limit} are left", said), said
     assert "Traceback" not in said and "event=ready" not in said
 
 
@@ -153,4 +153,4 @@ def test_a_broker_whose_descriptors_strangers_hold_lives_on(tiny_model: str) -> 
 def test_the_models_file_is_not_looked_for_in_vain(tmp_path: Path) -> None:
     """A process that is refused has read nothing: the file need not exist."""
     process = limited(24, "stage", "--model", str(tmp_path / "none.gguf"), "--control-endpoint", "9")
-    assert "file descriptors" in process.communicate(timeout=30)[0]
+    assert "more open files" in process.communicate(timeout=30)[0]

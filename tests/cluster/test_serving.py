@@ -21,6 +21,7 @@ from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec, StageLimits
 from stagewire.model.catalogue import DEFAULT_MODEL
+from stagewire.stage.tail.philox import Place
 from stagewire.stage.tail.sampler import PenaltyCounts, Sampled, sample
 from stagewire.wire.errors import ErrorCode, RequestFailed, RequestRefused, StagewireError
 from stagewire.wire.request import FinishReason
@@ -198,10 +199,10 @@ def test_leaving_the_iterator_cancels(cluster: LocalCluster, client: Client) -> 
 def test_a_draw_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong in one sequence's sampling, the others of its step get their tokens."""
 
-    def fails(row: NDArray[np.float32], params: SamplingParams, counts: PenaltyCounts, position: int) -> Sampled:
+    def fails(row: NDArray[np.float32], params: SamplingParams, counts: PenaltyCounts, place: Place) -> Sampled:
         if params.seed == 13:
             raise IndexError("made up")
-        return sample(row, params, counts, position)
+        return sample(row, params, counts, place)
 
     monkeypatch.setattr("stagewire.stage.tail.core.sample", fails)
     pipeline = whole_model().pipeline(15)

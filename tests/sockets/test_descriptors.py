@@ -1,74 +1,107 @@
-"""How many descriptors are needed, and what is said where there are fewer."""
+"""What a process may still open: counted truly, in a process of its own under each limit."""
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from stagewire.sockets.descriptors import (
-    Need,
-    broker_clients_within,
-    broker_need,
-    check_limit,
-    cluster_needs,
-    stage_need,
-)
-from stagewire.sockets.open_files import highest_open_file_limit, open_file_limit
+from stagewire.sockets import descriptors
+from stagewire.sockets.open_files import open_file_limit
+
+_COUNT = """
+import os, resource, sys
+from stagewire.sockets import descriptors
+from stagewire.sockets.open_files import open_file_limit, raise_open_file_limit
+soft, hard, num_open = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+before = descriptors.num_free()
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(num_open)]
+after = descriptors.num_free()
+while True:
+    try:
+        held.append(os.dup(0))
+    except OSError:
+        break
+print(before - after, len(held) - num_open - after, descriptors.num_free(), descriptors.has_room(0))
+for descriptor in held:
+    os.close(descriptor)
+raise_open_file_limit()
+print(open_file_limit(), descriptors.num_free() - before, descriptors.has_room(0))
+raise_open_file_limit()
+"""
+
+
+def in_a_process(code: str, *arguments: int) -> list[str]:
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("soft", "hard", "num_open"), [(64, 64, 0), (100, 200, 17), (33, 1000, 5)])
+def test_what_is_free_is_what_can_be_opened(soft: int, hard: int, num_open: int) -> None:
+    """To the last one; at the limit nothing is, and raised is as far as the system lets it."""
+    first, second = in_a_process(_COUNT, soft, hard, num_open)
+    assert first == f"{num_open} 0 0 False"
+    assert second == f"{hard} {hard - soft} True"
+
+
+def test_where_the_system_does_not_tell_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without /proc nobody could be served otherwise."""
+    monkeypatch.setattr(descriptors, "_LISTING", str(tmp_path / "none"))
+    assert descriptors.num_free() == open_file_limit()
+    descriptors.require(24, "a client")
+
+
+_REQUIRE = """
+import resource, sys
+from stagewire.sockets import descriptors
+from stagewire.sockets.open_files import open_file_limit, raise_open_file_limit
 from stagewire.wire.errors import SettingsError
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+free = descriptors.num_free()
+descriptors.require(free, "a thing")
+try:
+    with descriptors.room_for(free + 1, "a thing"):
+        print("entered")
+except SettingsError as error:
+    print(error.code.value, error.retryable)
+    print(error.detail.replace(str(free + 1), "N+1").replace(str(free), "N"))
+with descriptors.room_for(1, "another"):
+    print("free again")
+"""
 
 
-def test_each_stage_pipeline_and_client_costs_the_broker_what_it_opens() -> None:
-    assert broker_need(1, 1).of(0) + 2 == broker_need(2, 1).of(0)
-    assert broker_need(2, 1).of(0) + 2 == broker_need(2, 2).of(0)
-    assert broker_need(2, 2).of(100) == broker_need(2, 2).of(0) + 100
-    assert [need.process for need in cluster_needs((2, 3))] == ["the broker", "a stage"]
-    assert cluster_needs((2, 3))[0] == broker_need(5, 2)
+def test_what_cannot_be_had_is_refused_with_what_to_do() -> None:
+    """And whoever comes next is not kept out by it."""
+    assert in_a_process(_REQUIRE) == [
+        "descriptor_limit False",
+        "a thing needs N+1 more open files, and N of 80 are left: raise the limit (ulimit -n)",
+        "free again",
+    ]
 
 
-@pytest.mark.parametrize("limit", [0, 24, 32, 64, 256, 1024, 1 << 20])
-def test_what_fits_into_a_limit_is_what_it_is_needed_for(limit: int) -> None:
-    for need in (broker_need(2, 1), stage_need()):
-        num_clients = need.clients_within(limit)
-        assert num_clients == 0 or need.of(num_clients) <= limit < need.of(num_clients + 1)
+_FORK = """
+import os, threading
+from stagewire.sockets import descriptors
+from stagewire.sockets.open_files import open_file_limit, raise_open_file_limit
+inside, leave = threading.Event(), threading.Event()
+def hold():
+    with descriptors.room_for(1, "a thread"):
+        inside.set(); leave.wait()
+thread = threading.Thread(target=hold)
+thread.start(); inside.wait()
+child = os.fork()
+if child == 0:
+    with descriptors.room_for(1, "a child"):
+        os._exit(7)
+leave.set(); thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
-def test_a_broker_takes_fewer_clients_the_fewer_descriptors_it_has() -> None:
-    """It keeps some for the stages that come."""
-    held = [broker_clients_within(limit) for limit in (32, 64, 1024, 4096, 65_536)]
-    assert held == sorted(held)
-    assert held[0] < 4 and 8 <= held[1] < 40 and 850 < held[2] < 1000 and held[4] > 50_000
-
-
-@pytest.mark.parametrize(
-    ("need", "num_clients", "limit", "words"),
-    [
-        (Need("the broker", 40, 1), 8, 47, "the broker needs 48 file descriptors for 8 clients, and may open 47"),
-        (Need("a stage", 36, 4), 1, 24, "a stage needs 40 file descriptors for 1 client, and may open 24"),
-        (Need("a client", 32, 0), 1, 31, "a client needs 32 file descriptors, and may open 31"),
-    ],
-)
-def test_a_limit_that_is_too_low_is_named_with_what_to_do(need: Need, num_clients: int, limit: int, words: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        check_limit(need, num_clients, limit)
-    assert caught.value.detail.startswith(words)
-    advised = int(caught.value.detail.partition("`ulimit -n ")[2].rstrip("`"))
-    check_limit(need, num_clients, advised)
-    check_limit(need, num_clients, need.of(num_clients))
-
-
-def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    """And left there where it is the hard one already."""
-    code = (
-        "import resource\n"
-        "from stagewire.sockets.open_files import *\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "assert open_file_limit() == 64 < highest_open_file_limit()\n"
-        "print(raise_open_file_limit() == raise_open_file_limit() == min(hard, 1 << 20) == open_file_limit())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "True\n", done.stderr
-    assert open_file_limit() <= highest_open_file_limit() <= resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+def test_a_fork_while_somebody_opens_does_not_stop_the_child() -> None:
+    """It has a copy of the lock that nobody will ever release."""
+    assert in_a_process(_FORK) == ["7"]

@@ -17,7 +17,7 @@ import zmq
 from stagewire.client.core.events import LinkConnected, LinkDisconnected, LinkMessage, OfferBound, OfferFailed
 from stagewire.client.links.return_sockets import ReturnSockets
 from stagewire.stage.links.pair_sockets import LinkFrame, LinkGone, PairSockets
-from stagewire.stage.tail.return_link import Dial, SendLink
+from stagewire.stage.tail.link_instructions import Dial, SendLink
 from stagewire.wire.codec import Message, decode_frame, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.returns import ReturnAck, ReturnHello, TailHello
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_with_its_messages_unread_does_not_take_the_tail_al
 _LEAVE_UNREAD = """
 import time, zmq
 from stagewire.stage.links.pair_sockets import PairSockets
-from stagewire.stage.tail.return_link import Dial
+from stagewire.stage.tail.link_instructions import Dial
 from stagewire.wire.codec import encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.returns import ReturnAction, ReturnControl, TailHello

@@ -23,7 +23,8 @@ from stagewire.stage.instructions import (
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.settings import StageSettings
-from stagewire.stage.tail.return_link import DIAL_S, CloseLink, Dial
+from stagewire.stage.tail.link_instructions import CloseLink, Dial
+from stagewire.stage.tail.return_link import DIAL_S
 from stagewire.wire.cache_reports import AskCache, CacheReport
 from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode_frame
 from stagewire.wire.control import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import threading
 import time
@@ -21,12 +22,14 @@ from stagewire.stage.files.runner import FileRunner
 from stagewire.stage.files.worker import FileWorker
 from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.heartbeat import HeartbeatThread
+from stagewire.stage.instructions import ConnectRing
 from stagewire.stage.kv.store import KvStore
+from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.loop import StageLoop
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import StageEpoch
 from stagewire.wire.codec import Message, SenderNumbers, decode, decode_ring, encode, encode_ring
-from stagewire.wire.control import Assemble, Assembled, Fault, Heartbeat, Register, Registered
+from stagewire.wire.control import Assemble, Assembled, Dissolve, Dissolved, Fault, Heartbeat, Register, Registered
 from stagewire.wire.counters import StageCounters, TailCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
@@ -152,7 +155,7 @@ def neighbours() -> Iterator[Neighbours]:
 def step(step_id: int, pos_start: int, token_ids: list[int]) -> Step:
     """A step of one sequence as the head sends it; the first announces the request."""
     params = SamplingParams(temperature=0.0)
-    start = SequenceStart(1, "r", "c", params, len(token_ids), 100, (), None)
+    start = SequenceStart(1, "r", "c", params, len(token_ids), b"", 100, (), None)
     rows = np.arange(2 * len(token_ids), dtype=np.float32).reshape(-1, 2)
     phase = Phase.DECODE if pos_start else Phase.PREFILL
     return Step(
@@ -227,6 +230,32 @@ def broken_next_step(stage_epoch: StageEpoch, now: float) -> Step | None:
     if stage_epoch.is_sound:
         raise RuntimeError("no policy")
     return None
+
+
+def test_a_ring_that_cannot_be_opened_ends_its_epoch_and_not_the_process(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There are no descriptors left, say; the next epoch may find some."""
+    second, third = Epoch(3, 2), Epoch(3, 3)
+
+    def fails(_self: RingSockets, _connect: ConnectRing) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    neighbours.to_stage(Dissolve(EPOCH))
+    neighbours.from_stage(Dissolved)
+    with monkeypatch.context() as broken:
+        broken.setattr(RingSockets, "connect", fails)
+        neighbours.to_stage(Assemble(second, 1, 2, neighbours.feed_endpoint, None, 16, 16, "n1"))
+        fault = neighbours.from_stage(Fault)
+    detail = "the ring cannot be opened: Too many open files"
+    assert fault == Fault(second, ErrorCode.STAGE_LOST, detail)
+    time.sleep(0.7)  # time to repeat a number on a link that is not there
+    neighbours.to_stage(Dissolve(second))
+    neighbours.from_stage(Dissolved)
+    neighbours.to_stage(Assemble(third, 1, 2, neighbours.feed_endpoint, None, 16, 16, "n1"))
+    while neighbours.from_stage(Assembled) != Assembled(third):
+        pass
+    assert "event=ring_failed" in caplog.text
 
 
 def test_heartbeats_tell_what_the_stage_has_done(neighbours: Neighbours) -> None:

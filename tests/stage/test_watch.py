@@ -205,7 +205,7 @@ def test_a_stage_serves_its_page_at_the_address_that_it_has_told() -> None:
 
 
 def step(step_id: int, *starting: int) -> Step:
-    starts = [SequenceStart(seq_id, f"r{seq_id}", "c", GREEDY, 4, 9, (), None) for seq_id in starting]
+    starts = [SequenceStart(seq_id, f"r{seq_id}", "c", GREEDY, 4, b"", 9, (), None) for seq_id in starting]
     return Step(step_id, (), tuple(starts), (), (), (), TokenIds.of([]), None)
 
 

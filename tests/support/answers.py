@@ -21,9 +21,8 @@ TOKENIZER = Tokenizer(CARD)
 
 def linked(context: Context, broker: Broker) -> Tail:
     broker.expect(Generate)
-    assert broker.hello is not None
-    assert broker.hello.offer is not None
-    tail = Tail(context, broker.hello.offer)
+    assert broker.offer is not None
+    tail = Tail(context, broker.offer)
     tail.greet()
     tail.expect(ReturnHello)
     return tail

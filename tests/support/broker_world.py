@@ -72,9 +72,11 @@ def failed(code: str, detail: str, num_prompt_tokens: int = 3) -> Ending:
 class CheckedCore:
     """A `BrokerCore` with a clock that the test moves; validates the whole state after every event."""
 
-    def __init__(self, settings: BrokerSettings | None = None, incarnation: int = 7) -> None:
+    def __init__(
+        self, settings: BrokerSettings | None = None, incarnation: int = 7, max_connections: int | None = None
+    ) -> None:
         self.now = 0.0
-        self.core = BrokerCore(settings or BrokerSettings(), incarnation, self.now)
+        self.core = BrokerCore(settings or BrokerSettings(), incarnation, self.now, max_connections)
 
     def handle(self, event: Event) -> list[Instruction]:
         """The instructions without the log lines."""

@@ -41,7 +41,6 @@ class Client:
     def __init__(self, settings: ClientSettings = SETTINGS) -> None:
         self.core = ClientCore(settings, b"client")
         self.now = 0.0
-        self.said = self.bind(self.core.start())
 
     def on(self, event: Event, now: float | None = None) -> list[Instruction]:
         self.now = self.now if now is None else now
@@ -84,9 +83,20 @@ def dispatched(client: Client | None = None) -> Client:
 
 
 def streaming() -> Client:
-    """Linked over generation 1; the broker has offer 2, the tail knows of 3; acknowledgements may go."""
+    """Linked over generation 1; the tail knows of 2; acknowledgements may go."""
     client = dispatched()
     client.link(hello(1))
+    client.on(Tick(), 1.0)
+    return client
+
+
+def offering() -> Client:
+    """Linked over generation 2, because the broker has not given away offer 1; the tail knows of 3."""
+    client = welcomed()
+    client.on(Submit(GENERATE))
+    client.hear(Dispatched("r", EPOCH, None))
+    client.relay(hello(1, generation=0))
+    client.link(hello(2, generation=2), 2)
     client.on(Tick(), 1.0)
     return client
 

@@ -22,8 +22,9 @@ from stagewire.client.core.events import (
     SendBroker,
     SendLink,
 )
-from stagewire.stage.tail.return_link import CloseLink, Dial, LinkInstruction, ReturnLink, SendRelay, TellHead
-from stagewire.stage.tail.return_link import SendLink as TailSend
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkInstruction, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import SendLink as TailSend
+from stagewire.stage.tail.return_link import ReturnLink
 from stagewire.wire.codec import Message, decode, decode_frame, encode, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import (

@@ -26,6 +26,7 @@ from stagewire.wire.frontend import (
     GetCard,
     GetStatus,
     ModelInfo,
+    OfferReturn,
     RelayToClient,
 )
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
@@ -66,6 +67,8 @@ class Broker:
         self.on_generate: Callable[[Generate], list[Message]] = lambda _generate: []
         self.on_snapshots: Callable[[AskSnapshots], Message] = lambda asked: Snapshots(asked.order, (), ())
         self.hello: ClientHello | None = None
+        self.offer: ReturnOffer | None = None
+        """The newest that the client has made, with its hello or for a request."""
         self.card = card.encode() if card else b""
         digest = card_digest(self.card)
         self.models = (ModelInfo("toy", "toy", digest, 1000, 100),) if card else ()
@@ -122,8 +125,10 @@ class Broker:
 
     def _answer(self, message: Message) -> None:
         if isinstance(message, ClientHello):
-            self.hello = message
+            self.hello, self.offer = message, message.offer
             self.send(self.on_hello(message))
+        elif isinstance(message, OfferReturn):
+            self.offer = message.offer
         elif isinstance(message, ClientPing):
             self.send(BrokerPong(self.incarnation))
         elif isinstance(message, GetStatus):

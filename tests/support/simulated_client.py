@@ -51,7 +51,6 @@ class SimClient:
         self._connection = 0
         self._to_broker = Wire(world)
         self._ids = count(1)
-        self.perform(self.core.start())
         self.connect()
 
     def endpoints(self) -> dict[str, int]:

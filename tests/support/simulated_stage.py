@@ -20,7 +20,7 @@ from stagewire.stage.instructions import Instruction as StageInstruction
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, SendLink
 from stagewire.wire.codec import Envelope, Message
 from stagewire.wire.control import Assemble, Heartbeat, Register, StageInfo
 from stagewire.wire.frontend import WhoAreYou

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagewire.stage.tail.core import TailCore
-from stagewire.stage.tail.return_link import LinkInstruction, SendRelay
+from stagewire.stage.tail.link_instructions import LinkInstruction, SendRelay
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.note import Note
+from stagewire.wire.prompt_digest import prompt_digest
 from stagewire.wire.request import Ending, FinishReason, StageTiming, Usage
 from stagewire.wire.returns import ReturnHello, ReturnItem, ReturnTokens, TailHello
 from stagewire.wire.ring import Phase, SequenceFinish, SequenceStart, Slice, Step, StepResult
@@ -21,13 +22,19 @@ from stagewire.wire.timing import RequestTiming
 
 EPOCH = Epoch(1, 1)
 VOCAB_SIZE, STOP = 8, 7
+PROMPT = (0, 0)
 GREEDY = SamplingParams(temperature=0.0)
 UNTIMED = RequestTiming(0.0, 0.0, 0.0, 0.0, 0.0, (), 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def start(seq_id: int = 1, sampling: SamplingParams = GREEDY, client_id: str = "c") -> SequenceStart:
+def start(
+    seq_id: int = 1, sampling: SamplingParams = GREEDY, client_id: str = "c", choice_index: int = 0
+) -> SequenceStart:
     """A prompt of two tokens, an answer of at most three."""
-    return SequenceStart(seq_id, f"r{seq_id}", client_id, sampling, 2, 3, (STOP,), None)
+    digest = prompt_digest(TokenIds.of(PROMPT))
+    return SequenceStart(
+        seq_id, f"r{seq_id}", client_id, sampling, 2, digest, 3, (STOP,), None, choice_index=choice_index
+    )
 
 
 def prefill(seq_id: int = 1) -> Slice:

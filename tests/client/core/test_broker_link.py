@@ -13,6 +13,7 @@ from stagewire.client.core.events import (
     BrokerDisconnected,
     CloseSocket,
     DeliverEnding,
+    LeaveBroker,
     LinkDisconnected,
     NoReply,
     Reply,
@@ -42,13 +43,21 @@ from stagewire.wire.status import Status
 # --- the broker -----------------------------------------------------------------------------------------------
 
 
-def test_the_first_thing_is_an_endpoint_and_then_a_hello_that_offers_it() -> None:
-    """Nothing but the hello is said to a broker that has not welcomed us."""
+def test_a_hello_offers_the_endpoint_of_a_request_that_waits() -> None:
+    """Nothing else is said to a broker that has not welcomed us; what is sent before there is one is lost."""
     client = Client()
-    assert client.said == [BindOffer(1), SendBroker(OfferReturn(offer(1)))]
-    assert client.on(Submit(GENERATE)) == []
+    assert client.on(Submit(GENERATE)) == [BindOffer(1), SendBroker(OfferReturn(offer(1)))]
     assert client.on(BrokerConnected()) == [SendBroker(ClientHello("c", b"client", offer(1)))]
     assert client.hear(BrokerWelcome(1, ())) == [SendBroker(GENERATE)]
+
+
+def test_a_client_without_requests_binds_no_endpoint() -> None:
+    """The first request does, and the broker has the offer before it."""
+    client = Client()
+    assert client.on(BrokerConnected()) == [SendBroker(ClientHello("c", b"client", None))]
+    assert client.hear(BrokerWelcome(1, ())) == []
+    assert client.on(Ask(1, GetStatus(), 9.0)) == [SendBroker(GetStatus())]
+    assert client.on(Submit(GENERATE)) == [BindOffer(1), SendBroker(OfferReturn(offer(1))), SendBroker(GENERATE)]
 
 
 def test_hello_and_generate_and_ping_are_repeated_every_second() -> None:
@@ -56,7 +65,7 @@ def test_hello_and_generate_and_ping_are_repeated_every_second() -> None:
     client = Client()
     client.on(BrokerConnected())
     assert client.on(Tick(), 0.9) == []
-    assert client.on(Tick(), 1.2) == [SendBroker(ClientHello("c", b"client", offer(1)))]
+    assert client.on(Tick(), 1.2) == [SendBroker(ClientHello("c", b"client", None))]
     client.hear(BrokerWelcome(1, ()))
     client.on(Submit(GENERATE))
     assert client.on(Tick(), 2.3) == [SendBroker(ClientPing()), SendBroker(GENERATE)]
@@ -71,7 +80,7 @@ def test_a_restarted_broker_gets_what_has_not_started_with_its_seed() -> None:
     waiting = replace(GENERATE, request_id="w")
     client.on(Submit(waiting))
     client.hear(Accepted("w", 8))
-    said_hello = SendBroker(ClientHello("c", b"client", offer(2)))
+    said_hello = SendBroker(ClientHello("c", b"client", None))
     assert client.hear(BrokerPong(2)) == [said_hello]
     assert client.hear(WhoAreYou()) == []
     seeded = replace(waiting, sampling=SamplingParams(seed=8))
@@ -104,6 +113,7 @@ def test_a_refused_hello_ends_everything_for_good() -> None:
         DeliverEnding("r", ending, refused=True),
         NoReply(1, code, why),
         CloseSocket(1),
+        LeaveBroker(),
     ]
     assert client.on(Submit(GENERATE)) == [DeliverEnding("r", ending, refused=True)]
     assert client.on(Ask(2, None, 9.0)) == [NoReply(2, code, why)]
@@ -118,7 +128,7 @@ def test_a_broker_that_cannot_read_the_hello_refuses_us() -> None:
     assert client.core.num_violations == 1
     fresh = Client()
     fresh.on(BrokerConnected())
-    assert fresh.hear(BadMessage(ErrorCode.PROTOCOL_ERROR, "what?")) == [CloseSocket(1)]
+    assert fresh.hear(BadMessage(ErrorCode.PROTOCOL_ERROR, "what?")) == [LeaveBroker()]
 
 
 def test_questions_are_answered_once_or_time_out() -> None:

@@ -13,6 +13,7 @@ from support.client_core import (
     Client,
     hello,
     offer,
+    offering,
     streaming,
     to_tail,
     tokens,
@@ -37,29 +38,30 @@ from stagewire.client.core.events import (
     Tick,
 )
 from stagewire.client.core.return_ends import RELAY
-from stagewire.wire.codec import Message
+from stagewire.wire.codec import Message, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, Dispatched, OfferReturn
+from stagewire.wire.frontend import BrokerPong, BrokerWelcome, ClientHello, Dispatched, OfferReturn, RelayToClient
 from stagewire.wire.returns import ReturnAck, ReturnHello, ReturnNext, TailHello
+from stagewire.wire.tensor import Blob
 
 # --- return links ---------------------------------------------------------------------------------------------
 
 
 def test_a_stranger_has_two_seconds() -> None:
     """Then its endpoint is replaced, with the broker or with the tail that it was for."""
-    client = streaming()
-    client.on(LinkConnected(2), 1.0)
+    client = offering()
+    client.on(LinkConnected(1), 1.0)
     client.on(LinkConnected(3), 1.0)
     client.hear(BrokerPong(1), 2.9)
-    assert CloseSocket(2) not in client.on(Tick(), 2.9)
+    assert CloseSocket(1) not in client.on(Tick(), 2.9)
     assert client.on(Tick(), 3.2) == [
-        CloseSocket(2),
+        CloseSocket(1),
         BindOffer(4),
         SendBroker(OfferReturn(offer(4))),
         CloseSocket(3),
         BindOffer(5),
-        SendLink(1, ReturnNext(offer(5))),
+        SendLink(2, ReturnNext(offer(5))),
     ]
 
 
@@ -67,36 +69,36 @@ def test_a_stranger_has_two_seconds() -> None:
     "message",
     [
         TailHello(EPOCH, "c", 1, b"guessed", b"tail"),
-        TailHello(EPOCH, "other", 1, b"nonce-2", b"tail"),
+        TailHello(EPOCH, "other", 1, b"nonce-1", b"tail"),
         ReturnAck(()),
         tokens(0, 5),
     ],
 )
 def test_anything_but_a_good_hello_ends_the_socket(message: Message) -> None:
     """A fresh one is offered instead."""
-    client = streaming()
-    assert client.link(message, 2) == [CloseSocket(2), BindOffer(4), SendBroker(OfferReturn(offer(4)))]
+    client = offering()
+    assert client.link(message, 1) == [CloseSocket(1), BindOffer(4), SendBroker(OfferReturn(offer(4)))]
 
 
 def test_an_offer_of_one_pipeline_is_none_of_anothers() -> None:
     """Even with the right nonce."""
     client = streaming()
-    wrong = TailHello(Epoch(1, 2), "c", 1, b"nonce-3", b"tail")
-    assert client.link(wrong, 3) == [CloseSocket(3), BindOffer(4), SendLink(1, ReturnNext(offer(4)))]
+    wrong = TailHello(Epoch(1, 2), "c", 1, b"nonce-2", b"tail")
+    assert client.link(wrong, 2) == [CloseSocket(2), BindOffer(3), SendLink(1, ReturnNext(offer(3)))]
 
 
 def test_of_two_links_the_higher_wins_whichever_comes_first() -> None:
     """The lower one's socket is closed."""
     client = streaming()
-    assert client.link(hello(5, generation=3), 3) == [
+    assert client.link(hello(5, generation=2), 2) == [
         CloseSocket(1),
-        BindOffer(4),
-        SendLink(3, ReturnHello(5, b"tail-5", offer(4))),
+        BindOffer(3),
+        SendLink(2, ReturnHello(5, b"tail-5", offer(3))),
     ]
-    assert client.link(hello(4, generation=4), 4) == [
-        CloseSocket(4),
-        BindOffer(5),
-        SendLink(3, ReturnNext(offer(5))),
+    assert client.link(hello(4, generation=3), 3) == [
+        CloseSocket(3),
+        BindOffer(4),
+        SendLink(2, ReturnNext(offer(4))),
     ]
 
 
@@ -104,26 +106,48 @@ def test_a_hello_may_come_before_the_broker_says_where_the_request_went() -> Non
     """The offer is spent all the same, and is not spent twice."""
     client = welcomed()
     client.on(Submit(GENERATE))
-    assert client.link(hello(1)) == [
-        BindOffer(2),
-        SendBroker(OfferReturn(offer(2))),
-        BindOffer(3),
-        SendLink(1, ReturnHello(1, b"tail-1", offer(3))),
-    ]
+    assert client.link(hello(1)) == [BindOffer(2), SendLink(1, ReturnHello(1, b"tail-1", offer(2)))]
     assert client.link(tokens(0, 5)) == [DeliverTokens("r", (5,), ())]
     assert client.hear(Dispatched("r", EPOCH, 1)) == []
+
+
+def test_an_endpoint_is_bound_for_a_request_that_may_need_one() -> None:
+    """Not for the next one of many at once, nor while a link stands; again when that is gone."""
+    client = welcomed()
+    many = [replace(GENERATE, request_id=f"r{number}") for number in range(4)]
+    assert client.on(Submit(many[0]))[:1] == [BindOffer(1)]
+    assert client.on(Submit(many[1])) == [SendBroker(many[1])]
+    client.hear(Dispatched("r0", EPOCH, 1))
+    client.link(hello(1))
+    assert client.on(Submit(many[2])) == [SendBroker(many[2])]
+    client.on(LinkDisconnected(1))
+    assert client.on(Submit(many[3])) == [BindOffer(3), SendBroker(OfferReturn(offer(3))), SendBroker(many[3])]
+
+
+def test_another_pipelines_tail_asks_through_the_broker_for_an_endpoint() -> None:
+    """While a link to the first stands the broker has no offer to give; the way to the second is soon direct, too."""
+    client = streaming()
+    second, request = Epoch(1, 2), replace(GENERATE, request_id="other")
+    client.on(Submit(request))
+    client.hear(Dispatched("other", second, None))
+    greeting = TailHello(second, "c", 1, b"", b"tail-1")
+    out = client.hear(RelayToClient("c", second, Blob(encode_frame(greeting))))
+    assert out[0] == BindOffer(3)
+    direct = TailHello(second, "c", 2, b"nonce-3", b"tail-2")
+    assert client.link(direct, 3)[-1] == SendLink(3, ReturnHello(2, b"tail-2", offer(4)))
+    assert client.core._links.path(second) == 3 and client.core._links.path(EPOCH) == 1
 
 
 def test_a_tail_on_the_relay_is_given_a_fresh_endpoint() -> None:
     """Answered the same way, again if the reply was lost; over a direct link that is lower it wins."""
     client = streaming()
     client.on(LinkDisconnected(1))
-    reply = to_tail(ReturnHello(2, b"tail-2", offer(4)))
-    assert client.relay(hello(2, generation=0)) == [CloseSocket(3), BindOffer(4), reply]
+    reply = to_tail(ReturnHello(2, b"tail-2", offer(3)))
+    assert client.relay(hello(2, generation=0)) == [CloseSocket(2), BindOffer(3), reply]
     assert client.relay(hello(2, generation=0)) == [reply]
     assert client.relay(hello(1, generation=0)) == []
     assert client.relay(tokens(0, 5)) == [DeliverTokens("r", (5,), ())]
-    assert client.link(hello(3, generation=4), 4)[-1] == SendLink(4, ReturnHello(3, b"tail-3", offer(5)))
+    assert client.link(hello(3, generation=3), 3)[-1] == SendLink(3, ReturnHello(3, b"tail-3", offer(4)))
     assert client.relay(tokens(1, 6)) == [], "of the path that was given up"
 
 
@@ -174,7 +198,7 @@ def test_a_bind_that_fails_leaves_the_relay_and_is_tried_again() -> None:
     """The hello offers nothing; a reply names nothing."""
     client = Client.__new__(Client)
     client.core, client.now = ClientCore(SETTINGS, b"client"), 0.0
-    assert client.core.start() == [BindOffer(1)]
+    assert client.core.handle(Submit(GENERATE), 0.0) == [BindOffer(1)]
     client.on(OfferFailed(1, "no port"))
     assert client.on(BrokerConnected()) == [SendBroker(ClientHello("c", b"client", None))]
     client.hear(BrokerWelcome(1, ()))
@@ -196,6 +220,6 @@ def test_a_pipeline_that_is_gone_is_forgotten_with_its_endpoints() -> None:
     client.on(Consumed("r", 3, ended=True), 2.0)
     client.on(LinkDisconnected(1))
     client.hear(BrokerPong(1), 61.0)
-    assert CloseSocket(3) not in client.on(Tick(), 61.0)
+    assert CloseSocket(2) not in client.on(Tick(), 61.0)
     client.hear(BrokerPong(1), 63.0)
-    assert CloseSocket(3) in client.on(Tick(), 63.0)
+    assert CloseSocket(2) in client.on(Tick(), 63.0)

@@ -29,7 +29,7 @@ from stagewire.client.core.events import (
     Tick,
 )
 from stagewire.client.settings import ClientSettings
-from stagewire.stage.tail.return_link import CloseLink
+from stagewire.stage.tail.link_instructions import CloseLink
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import Dispatched, Generate, RelayToClient
@@ -49,7 +49,6 @@ class ClientMachine(SimulatedNetwork, RuleBasedStateMachine):
     def begin(self, path: Literal["direct", "broker"], can_dial: bool) -> None:
         self.can_dial = can_dial
         self.core = ClientCore(ClientSettings(client_id=CLIENT, return_path=path), b"nonce")
-        self.perform(self.core.start())
 
     # --- rules: the caller ------------------------------------------------------------------------------------
 

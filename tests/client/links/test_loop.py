@@ -62,8 +62,8 @@ def first_offer(broker: Broker) -> ReturnOffer:
     """The one that the first request consumes."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if broker.hello is not None and broker.hello.offer is not None:
-            return broker.hello.offer
+        if broker.offer is not None:
+            return broker.offer
         time.sleep(0.01)
     raise AssertionError("the client made no offer")
 
@@ -105,7 +105,8 @@ def test_a_stranger_that_connects_first_and_stays_silent_costs_one_endpoint(
     context: Context, broker: Broker, client: Client
 ) -> None:
     """After two seconds its socket is thrown away, and the broker has a new offer."""
-    client.connect()
+    broker.on_generate = lambda _waits: []
+    generation = generate(client)
     offer = first_offer(broker)
     stranger = Tail(context, offer)
     started = time.monotonic()
@@ -114,7 +115,6 @@ def test_a_stranger_that_connects_first_and_stays_silent_costs_one_endpoint(
     assert 1.5 < time.monotonic() - started < 4
     assert fresh.endpoint != offer.endpoint
     stranger.close()
-    generation = generate(client)
     tail = Tail(context, fresh)
     tail.greet()
     assert tail.expect(ReturnHello).link == 1
@@ -125,7 +125,8 @@ def test_a_stranger_that_connects_first_and_stays_silent_costs_one_endpoint(
 @pytest.mark.parametrize("what", ["nonsense", "wrong nonce", "tokens at once"])
 def test_who_does_not_greet_as_agreed_is_shut_out(context: Context, broker: Broker, client: Client, what: str) -> None:
     """At once, and the client goes on."""
-    client.connect()
+    broker.on_generate = lambda _waits: []
+    generate(client)
     offer = first_offer(broker)
     stranger = Tail(context, offer)
     if what == "nonsense":
@@ -225,12 +226,14 @@ def _tokens(request_id: str, first: int, *token_ids: int) -> ReturnTokens:
 
 @pytest.mark.parametrize("setting", [{"return_path": "broker"}, {"return_host": "192.0.2.1"}])
 def test_a_client_without_an_endpoint_says_so(broker: Broker, setting: dict[str, str]) -> None:
-    """Asked for, or because nothing can be bound: its hello makes no offer."""
+    """Asked for, or because nothing can be bound: neither its hello nor its request makes an offer."""
     settings = ClientSettings(endpoint=broker.endpoint, client_id=CLIENT, **setting)  # type: ignore[arg-type]
     with Client(settings=settings) as client:
         client.connect()
-        assert broker.hello is not None
-        assert broker.hello.offer is None
+        generate(client)
+        broker.expect(Generate)
+        assert broker.hello is not None and broker.hello.offer is None
+        assert broker.offer is None
 
 
 def test_a_restarted_broker_is_greeted_and_asked_again(context: Context, broker: Broker, client: Client) -> None:
@@ -337,7 +340,7 @@ def test_closed_clients_leave_no_thread_and_no_descriptor(context: Context, brok
     """Also with a link up and a request running; the broker hears the goodbye."""
     before = 0
     for round_ in range(5):
-        broker.hello = None
+        broker.hello = broker.offer = None
         with Client(settings=ClientSettings(endpoint=broker.endpoint, client_id=CLIENT)) as client:
             generation = generate(client)
             tail, _ = linked(context, broker)

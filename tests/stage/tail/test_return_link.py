@@ -6,15 +6,8 @@ from itertools import count
 
 import pytest
 
-from stagewire.stage.tail.return_link import (
-    DIAL_S,
-    CloseLink,
-    Dial,
-    ReturnLink,
-    SendLink,
-    SendRelay,
-    TellHead,
-)
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkEnd, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.return_link import DIAL_AGAIN_S, DIAL_S, ReturnLink
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.request import Ending, FinishReason, ReturnOffer, Usage
 from stagewire.wire.returns import (
@@ -236,3 +229,39 @@ def test_closing_forgets_all() -> None:
     link.deliver([item(0, 1)], 0.2)
     assert link.close() == [CloseLink("c", 1)]
     assert link.is_idle
+
+
+# --- no room to dial ---
+
+
+def test_without_room_to_dial_tokens_go_through_the_broker_and_the_offer_stays_good() -> None:
+    """Nobody has seen it; it is tried again after a while, and never sooner for a newer one."""
+    link = new_link()
+    assert link.open("r", OFFER, 0.0) == [dial(1, OFFER)]
+    assert link.lose(1, 0.0, LinkEnd.NO_ROOM) == [relay_hello(2)]
+    assert link.receive(None, reply(2), 0.1) == []
+    assert link.deliver([item(0, 5)], 0.2) == [SendRelay("c", ReturnTokens((item(0, 5),)))]
+    assert link.receive(None, ReturnNext(NEXT), 1.0) == []
+    assert link.tick(DIAL_AGAIN_S - 0.1) == []
+    assert link.tick(DIAL_AGAIN_S) == [dial(3, NEXT)]
+    assert link.receive(3, reply(3), DIAL_AGAIN_S + 0.1) == [SendLink("c", 3, ReturnTokens((item(0, 5),)))]
+    assert link.path == "direct"
+
+
+def test_as_long_as_there_is_no_room_it_is_tried_again_and_again() -> None:
+    """And the stream goes on, on the relay that stands."""
+    link = new_link()
+    link.open("r", OFFER, 0.0)
+    link.lose(1, 0.0, LinkEnd.NO_ROOM)
+    link.receive(None, reply(2), 0.1)
+    for number in range(3, 6):
+        now = (number - 2) * DIAL_AGAIN_S
+        assert link.tick(now) == [dial(number, OFFER)]
+        assert link.lose(number, now, LinkEnd.NO_ROOM) == []
+        assert link.path == "broker"
+
+
+def test_a_postponed_dial_that_is_not_the_present_one_changes_nothing() -> None:
+    link = established()
+    assert link.lose(2, 0.2, LinkEnd.NO_ROOM) == []
+    assert link.path == "direct"

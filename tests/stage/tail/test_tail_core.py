@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.random_numbers import picked, reference_uniform
 from support.tail_steps import (
     EPOCH,
     GREEDY,
+    PROMPT,
     VOCAB_SIZE,
     decode,
     ending,
@@ -25,10 +27,12 @@ from support.tail_steps import (
 )  # fmt: skip
 
 from stagewire.stage.tail.core import Draw, TailCore
-from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.link_instructions import CloseLink, Dial, LinkEnd, SendLink, SendRelay, TellHead
+from stagewire.stage.tail.philox import Place
 from stagewire.stage.tail.sampler import PenaltyCounts, Sampled, sample
 from stagewire.stage.timing.timing_line import timing_line
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.prompt_digest import prompt_digest
 from stagewire.wire.request import FinishReason, ReturnOffer, Usage
 from stagewire.wire.returns import (
     Acknowledgement,
@@ -41,6 +45,7 @@ from stagewire.wire.returns import (
 )  # fmt: skip
 from stagewire.wire.ring import CancelRequest, Keep, Phase, SequenceFinish, SequenceResult, Slice, StepResult
 from stagewire.wire.sampling import SamplingParams
+from stagewire.wire.tensor import TokenIds
 
 UNSEEN = SamplingParams(temperature=0.0, repetition_penalty=2.0)
 """Of equal logits, it takes the lowest id that the request does not hold yet."""
@@ -133,11 +138,28 @@ def test_a_token_depends_on_its_place_in_the_sequence_not_on_how_that_was_comput
     params = SamplingParams(seed=5, temperature=3.0)
     core = tail(start(sampling=params))
     row = rows(3)
-    expected = [sample(row[0], params, PenaltyCounts(VOCAB_SIZE, params), position) for position in range(30, 40)]
+    counts, digest = PenaltyCounts(VOCAB_SIZE, params), prompt_digest(TokenIds.of(PROMPT))
+    expected = [sample(row[0], params, counts, Place(digest, 0, position)) for position in range(30, 40)]
     decodes = [core.draw(step(decode(position)), row) for position in range(29, 39)]
     replays = [core.draw(step(Slice(1, Phase.PREFILL, 0, length, True)), row) for length in range(30, 40)]
     assert decodes == replays == [[Draw(1, sampled)] for sampled in expected]
     assert len({sampled.token_id for sampled in expected}) > 1
+
+
+def test_another_choice_of_the_same_prompt_draws_other_tokens() -> None:
+    """Each what the plain generator says for its index, of one seed."""
+    params = SamplingParams(seed=5, temperature=100.0)
+    core = tail(*(start(seq_id, params, choice_index=seq_id - 1) for seq_id in (1, 2, 3)))
+    level, shares = np.zeros((1, VOCAB_SIZE), np.float32), [1 / VOCAB_SIZE] * VOCAB_SIZE
+    drawn = [
+        [core.draw(step(decode(position, seq_id)), level)[0].sampled for position in range(1, 21)]
+        for seq_id in (1, 2, 3)
+    ]
+    assert drawn == [
+        [Sampled(picked(shares, reference_uniform(5, PROMPT, position, index))) for position in range(2, 22)]
+        for index in range(3)
+    ]
+    assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
 
 
 def test_a_sequence_that_is_not_there_draws_nothing_and_changes_nothing() -> None:
@@ -225,7 +247,7 @@ def test_who_has_no_request_here_has_no_link() -> None:
     hello, ack = ReturnHello(1, b"nonce", OFFER), ReturnAck((Acknowledgement("r1", 1, True),))
     for link in (None, 1):
         assert core.receive("stranger", link, hello, 0.0) == core.receive("stranger", link, ack, 0.0) == []
-    assert core.lose("stranger", 1, 0.0) == core.lose("stranger", 1, 0.0, is_ours=True) == []
+    assert core.lose("stranger", 1, 0.0) == core.lose("stranger", 1, 0.0, LinkEnd.UNWANTED) == []
     assert core.reset_relays(0.0) == [SendRelay("c", TailHello(EPOCH, "c", 2, b"", b"nonce"))]
     assert TailCore(EPOCH, VOCAB_SIZE, bytes).reset_relays(0.0) == TailCore(EPOCH, VOCAB_SIZE, bytes).tick(0.0) == []
 

@@ -20,7 +20,7 @@ EPOCH = Epoch(0x1F, 3)
 
 
 def start(request_id: str = "r", client_id: str = "c", session_id: str = "s") -> SequenceStart:
-    return SequenceStart(1, request_id, client_id, SamplingParams(), 40, 5, (), None, session_id=session_id)
+    return SequenceStart(1, request_id, client_id, SamplingParams(), 40, b"", 5, (), None, session_id=session_id)
 
 
 def test_it_holds_all_parts_in_milliseconds_the_tokens_and_the_ending() -> None:
