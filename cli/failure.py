@@ -6,6 +6,7 @@ import json
 import sys
 
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.extras import explained
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -23,7 +24,6 @@ _NEXT_STEPS = {
     ErrorCode.CONTEXT_OVERFLOW: "shorten the prompt, or lower --max-tokens",
     ErrorCode.PORT_IN_USE: "end the process that holds it, or choose another port (of `stagewire up`: --frontend-port)",
 }
-_EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}
 
 
 class MissingExtra(StagewireError):
@@ -32,12 +32,11 @@ class MissingExtra(StagewireError):
     default_code = ErrorCode.INVALID_SETTING
 
     def __init__(self, error: ModuleNotFoundError) -> None:
-        package = (error.name or "").partition(".")[0]
-        super().__init__(f"this needs the Python package {package}: pip install 'stagewire[{_EXTRAS[package]}]'")
+        super().__init__(explained(error) or str(error))
 
     @staticmethod
     def explains(error: ModuleNotFoundError) -> bool:
-        return (error.name or "").partition(".")[0] in _EXTRAS
+        return explained(error) is not None
 
 
 def report(error: StagewireError, command: str | None, as_json: bool) -> int:

@@ -24,6 +24,8 @@ COMMANDS = {
     "cache": "show what the stages' prefix caches hold, or clear them",
     "snapshot": "keep the beginning of prompts in memory, list what is kept, or free it",
     "models": "list the models that are known by name, or fetch one",
+    "doctor": "say what is installed here, what computes, and what is wrong",
+    "completion": "print what makes bash, zsh or fish complete commands and options",
     "broker": "run a broker only",
     "stage": "run one stage only: some layers of a model",
 }

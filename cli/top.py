@@ -13,12 +13,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.fitted import WIDE
 from stagewire.cli.top_view import COMPUTE, ENGINE, IDLE, frame
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.extras import install_command
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -50,9 +52,11 @@ def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         if options.once:
             _show_once(client, options.interval)
-        elif sys.stdout.isatty():
+        elif sys.stdout.isatty() and find_spec("rich"):
             _show_live(client, options.interval)
         else:
+            if sys.stdout.isatty():
+                print(f"for a view that renews itself: {install_command('cli')}", file=sys.stderr)
             follow(client, options.interval, lambda lines: print("\n".join(lines), end="\n\n", flush=True), _slept)
     return 0
 

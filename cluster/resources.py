@@ -71,7 +71,7 @@ def check_ports(broker: BrokerSpec) -> None:
     """
     taken = []
     for use in fixed_ports(broker):
-        error = _cannot_be_had(use.address)
+        error = why_not_free(use.address)
         if error is not None and error.errno == errno.EADDRINUSE:
             holder = occupant(probe_within(use.address, PROBE_S + 0.5))
             taken.append(f"port {use.address.port}, {use.purpose}, is taken by {holder}")
@@ -82,7 +82,8 @@ def check_ports(broker: BrokerSpec) -> None:
         raise SettingsError("; ".join(taken), ErrorCode.PORT_IN_USE)
 
 
-def _cannot_be_had(address: Address) -> OSError | None:
+def why_not_free(address: Address) -> OSError | None:
+    """The system's word against listening there now; None where it can be had."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.create_server((address.host, address.port), family=family):
