@@ -1,10 +1,11 @@
-"""What a cluster takes from its machine, ports and descriptors: whether it can be had, before anything is started."""
+"""What a cluster takes from its machine, packages, ports, descriptors: whether it is there, before anything starts."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec
 from stagewire.sockets.descriptors import FEW_CLIENTS, check_limit, cluster_needs, starter_need
@@ -12,7 +13,20 @@ from stagewire.sockets.open_files import highest_open_file_limit, open_file_limi
 from stagewire.sockets.probe import PROBE_S, probe_within
 from stagewire.wire.address import LOOPBACK, Address, bound
 from stagewire.wire.answering import occupant
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError
+from stagewire.wire.extras import EXTRAS, install_command
+
+
+def check_packages() -> None:
+    """Returns where stages find what they import; they run with this very Python.
+
+    Raises:
+        ClusterError: they do not; the message says what to install.
+    """
+    missing = [package for package in EXTRAS["native"] if find_spec(package) is None]
+    if missing:
+        detail = f"stages need the Python packages {' and '.join(missing)}: {install_command('native')}"
+        raise ClusterError(detail)
 
 
 def check_resources(spec: ClusterSpec) -> None:

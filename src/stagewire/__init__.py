@@ -60,13 +60,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "stagewire.cluster.local" if name == "LocalCluster" else "stagewire.client"
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        explanation = importlib.import_module("stagewire.wire.extras").explained(error)
-        if explanation is None:
-            raise
-        raise ImportError(f"stagewire.{name}: {explanation}") from error
+    return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:
