@@ -58,8 +58,9 @@ def problems(checkup: Checkup) -> list[str]:
 
 
 def _half_installed(checkup: Checkup) -> list[Extra]:
-    """Extras that are there in part. What `native` and `stage` share tells nothing of which was meant."""
-    return [one for one in checkup.extras if one.missing and one.name != "stage" and set(one.packages) - {*one.missing}]
+    """Extras whose first package is there and another is not: the others, and PyTorch, may be here for other reasons."""
+    meant = [one for one in checkup.extras if one.name != "stage" and one.packages[0] not in one.missing]
+    return [one for one in meant if one.missing]
 
 
 def describe(checkup: Checkup) -> list[str]:

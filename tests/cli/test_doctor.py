@@ -80,6 +80,7 @@ def test_what_is_wholly_absent_is_none() -> None:
     """Who only asks needs neither kernels nor their files."""
     client = without("native", "gguf", "safetensors")
     assert problems(replace(client, kernels=Kernels((), None))) == []
+    assert problems(without("text", "tokenizers")) == [], "PyTorch brings jinja2"
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
