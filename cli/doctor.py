@@ -58,7 +58,7 @@ def problems(checkup: Checkup) -> list[str]:
 
 
 def _half_installed(checkup: Checkup) -> list[Extra]:
-    """Extras whose first package is there and another is not: the others, and PyTorch, may be here for other reasons."""
+    """Extras whose first package is there and another is not; the others, and PyTorch, have users of their own."""
     meant = [one for one in checkup.extras if one.name != "stage" and one.packages[0] not in one.missing]
     return [one for one in meant if one.missing]
 
