@@ -32,5 +32,6 @@ def connect(options: argparse.Namespace, client_id: str | None = None) -> Client
     from stagewire.sockets.open_files import raise_open_file_limit
 
     check_limit(client_need(), 1, raise_open_file_limit())
-    settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=options.endpoint or default_endpoint())
+    endpoint = default_endpoint() if options.endpoint is None else options.endpoint
+    settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=endpoint)
     return Client(settings=replace(settings, client_id=client_id) if client_id else settings)

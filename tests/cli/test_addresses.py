@@ -62,6 +62,8 @@ def test_the_environment_names_the_broker_for_commands_and_programs(
     assert done.returncode == 0, done.stderr
     done, _ = run("status", STAGEWIRE_ENDPOINT="localhost")
     assert done.returncode == 2 and "error: STAGEWIRE_ENDPOINT=localhost: the port is missing" in done.stderr
+    done, _ = run("status", "--endpoint", "", STAGEWIRE_ENDPOINT=port)
+    assert done.returncode == 2 and "error: endpoint=: the port is missing" in done.stderr
     monkeypatch.setenv("STAGEWIRE_ENDPOINT", port)
     with Client() as client:
         assert client.status().uptime_s >= 0
