@@ -29,5 +29,6 @@ def connect(options: argparse.Namespace, client_id: str | None = None) -> Client
     from stagewire.client import Client, ClientSettings
     from stagewire.client.settings import default_endpoint
 
-    settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=options.endpoint or default_endpoint())
+    endpoint = default_endpoint() if options.endpoint is None else options.endpoint
+    settings = ClientSettings(connect_timeout_s=_CONNECT_TIMEOUT_S, endpoint=endpoint)
     return Client(settings=replace(settings, client_id=client_id) if client_id else settings)

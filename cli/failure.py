@@ -8,6 +8,7 @@ import sys
 from stagewire.cli.error_words import ERROR_WORDS
 from stagewire.cli.visible import visible
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.extras import explained
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -15,7 +16,6 @@ EXIT_INTERRUPTED, EXIT_TERMINATED = 130, 143
 """As a shell reports a command that a signal has ended: 128 and the number of the signal."""
 
 _BY_HELP = frozenset({ErrorCode.INVALID_SETTING, ErrorCode.INVALID_REQUEST, ErrorCode.INVALID_LAYER_RANGE})
-_EXTRAS = {"torch": "stage", "gguf": "native", "safetensors": "native", "tokenizers": "text", "jinja2": "text"}
 
 
 class MissingExtra(StagewireError):
@@ -24,12 +24,11 @@ class MissingExtra(StagewireError):
     default_code = ErrorCode.INVALID_SETTING
 
     def __init__(self, error: ModuleNotFoundError) -> None:
-        package = (error.name or "").partition(".")[0]
-        super().__init__(f"this needs the Python package {package}: pip install 'stagewire[{_EXTRAS[package]}]'")
+        super().__init__(explained(error) or str(error))
 
     @staticmethod
     def explains(error: ModuleNotFoundError) -> bool:
-        return (error.name or "").partition(".")[0] in _EXTRAS
+        return explained(error) is not None
 
 
 def report(error: StagewireError, command: str | None, as_json: bool) -> int:

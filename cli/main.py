@@ -25,6 +25,8 @@ COMMANDS = {
     "snapshot": "keep the beginning of prompts in memory, list what is kept, or free it",
     "models": "list the models that are known by name, or fetch one",
     "alerts": "print alert rules for Prometheus, with links to what to do",
+    "doctor": "say what is installed here, what computes, and what is wrong",
+    "completion": "print what makes bash, zsh or fish complete commands and options",
     "broker": "run a broker only",
     "stage": "run one stage only: some layers of a model",
 }

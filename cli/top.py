@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from stagewire.cli.endpoint import add_endpoint_flag, connect
@@ -20,6 +21,7 @@ from stagewire.cli.fitted import WIDE
 from stagewire.cli.top_view import COMPUTE, ENGINE, IDLE, frame
 from stagewire.cli.visible import print_lines, visible_line
 from stagewire.wire.errors import ErrorCode, SettingsError, StagewireError
+from stagewire.wire.extras import install_command
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,9 +53,11 @@ def run(options: argparse.Namespace) -> int:
     with connect(options) as client:
         if options.once:
             _show_once(client, options.interval)
-        elif sys.stdout.isatty():
+        elif sys.stdout.isatty() and find_spec("rich"):
             _show_live(client, options.interval)
         else:
+            if sys.stdout.isatty():
+                print(f"for a view that renews itself: {install_command('cli')}", file=sys.stderr)
             follow(client, options.interval, lambda lines: print_lines([*lines, ""]), _slept)
     return 0
 

@@ -19,6 +19,7 @@ from stagewire.wire.cache_reports import AskCaches, Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.codec import Message as WireMessage
 from stagewire.wire.errors import ErrorCode, RequestRefused, StagewireError
+from stagewire.wire.extras import install_command
 from stagewire.wire.frontend import BrokerWelcome, Card, Generate, GetCard, GetStatus, ModelInfo
 from stagewire.wire.snapshots import AskSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, Snapshots
 from stagewire.wire.status import Status
@@ -204,7 +205,7 @@ class Client:
         try:
             from stagewire.client.text.tokenizer import Tokenizer  # noqa: PLC0415
         except ImportError as error:
-            raise RequestRefused("text needs an extra: pip install 'stagewire[text]'") from error
+            raise RequestRefused(f"text needs an extra: {install_command('text')}") from error
         if digest not in self._tokenizers:
             self._tokenizers[digest] = Tokenizer(self._card(digest))
         return self._tokenizers[digest]

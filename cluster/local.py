@@ -14,7 +14,7 @@ from stagewire.client import Client
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
-from stagewire.cluster.resources import check_resources
+from stagewire.cluster.resources import check_packages, check_resources
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.config import read_config
@@ -49,7 +49,7 @@ class LocalCluster:
     Raises:
         ModelError: on construction, the model is not known or cannot be read.
         SettingsError: on construction, the plan does not fit the model; on entering, a fixed port is taken.
-        ClusterError: on entering, a process ended or was not ready in time; none is left running.
+        ClusterError: an extra is missing, a process ended or was not ready in time; none is left running.
     """
 
     def __init__(
@@ -183,8 +183,7 @@ class LocalCluster:
         return self._announced("metrics")
 
     def _announced(self, name: str) -> str:
-        announcement = self._broker_child().announcement
-        if announcement is None:
+        if (announcement := self._broker_child().announcement) is None:
             raise ClusterError("the broker does not listen")
         return announcement[name]
 
@@ -297,6 +296,7 @@ class LocalCluster:
 
 
 def _read_config(model: str, progress: Progress) -> ModelConfig:
+    check_packages()  # before the model is fetched
     with GgufFile.open(resolve(model, progress)) as gguf:
         gguf_sampling(gguf, tell=lambda line: progress(f"{gguf.path.name}: {line}"))
         return read_config(gguf)

@@ -1,10 +1,11 @@
-"""What a cluster takes from its machine, ports and descriptors: whether it can be had, before anything is started."""
+"""What a cluster takes from its machine, packages, ports, descriptors: whether it is there, before anything starts."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec
 from stagewire.sockets.descriptor_needs import FEW_CLIENTS, check_limit, cluster_needs, starter_need
@@ -12,7 +13,20 @@ from stagewire.sockets.open_files import highest_open_file_limit, open_file_limi
 from stagewire.sockets.probe import PROBE_S, probe_within
 from stagewire.wire.address import LOOPBACK, Address, bound
 from stagewire.wire.answering import occupant
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError
+from stagewire.wire.extras import EXTRAS, install_command
+
+
+def check_packages() -> None:
+    """Returns where stages find what they import; they run with this very Python.
+
+    Raises:
+        ClusterError: they do not; the message says what to install.
+    """
+    missing = [package for package in EXTRAS["native"] if find_spec(package) is None]
+    if missing:
+        detail = f"stages need the Python packages {' and '.join(missing)}: {install_command('native')}"
+        raise ClusterError(detail)
 
 
 def check_resources(spec: ClusterSpec) -> None:
@@ -71,7 +85,7 @@ def check_ports(broker: BrokerSpec) -> None:
     """
     taken = []
     for use in fixed_ports(broker):
-        error = _cannot_be_had(use.address)
+        error = why_not_free(use.address)
         if error is not None and error.errno == errno.EADDRINUSE:
             holder = occupant(probe_within(use.address, PROBE_S + 0.5))
             taken.append(f"port {use.address.port}, {use.purpose}, is taken by {holder}")
@@ -82,7 +96,8 @@ def check_ports(broker: BrokerSpec) -> None:
         raise SettingsError("; ".join(taken), ErrorCode.PORT_IN_USE)
 
 
-def _cannot_be_had(address: Address) -> OSError | None:
+def why_not_free(address: Address) -> OSError | None:
+    """The system's word against listening there now; None where it can be had."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         with socket.create_server((address.host, address.port), family=family):

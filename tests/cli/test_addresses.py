@@ -62,6 +62,8 @@ def test_the_environment_names_the_broker_for_commands_and_programs(
     assert done.returncode == 0, done.stderr
     done, _ = run("status", STAGEWIRE_ENDPOINT="localhost")
     assert done.returncode == 2 and "error: STAGEWIRE_ENDPOINT=localhost: the port is missing" in done.stderr
+    done, _ = run("status", "--endpoint", "", STAGEWIRE_ENDPOINT=port)
+    assert done.returncode == 2 and "error: endpoint=: the port is missing" in done.stderr
     monkeypatch.setenv("STAGEWIRE_ENDPOINT", port)
     with Client() as client:
         assert client.status().uptime_s >= 0
@@ -70,6 +72,7 @@ def test_the_environment_names_the_broker_for_commands_and_programs(
         Client()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("command", [["status"], ["top", "--once"], ["generate", "hi"], ["cache", "stats"]])
 def test_commands_say_within_four_seconds_what_is_wrong(command: list[str], broker: RunningBroker) -> None:
     """Usage is wrong, not the cluster: exit code 2, and no word of starting one."""
@@ -87,11 +90,13 @@ def test_commands_say_within_four_seconds_what_is_wrong(command: list[str], brok
 
 
 def test_where_nothing_listens_a_cluster_is_to_be_started() -> None:
+    """After three seconds: a broker may be about to start."""
     done, took_s = run("status", "--endpoint", "9")
-    assert done.returncode == 1 and took_s < 4.5
+    assert done.returncode == 1 and 3 < took_s < 8
     assert "within 3 s: nothing listens there" in done.stderr and "`stagewire up`" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_client_says_it_before_its_time_is_up() -> None:
     """Ten seconds are the default; a request without a question before it hears it as well."""
     begun = time.monotonic()
@@ -104,6 +109,7 @@ def test_a_client_says_it_before_its_time_is_up() -> None:
     assert time.monotonic() - begun < 6
 
 
+@pytest.mark.alone
 def test_a_stage_says_what_is_wrong_before_it_loads(broker: RunningBroker) -> None:
     """Also where the broker is there, and the port is another of its ports."""
     ends = broker.endpoints

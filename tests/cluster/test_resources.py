@@ -1,18 +1,24 @@
-"""A port that is taken is named before anything starts: which one, what for, and who has it."""
+"""What a cluster lacks is named before anything starts: a port, what for, and who has it; a package, and its extra."""
 
 from __future__ import annotations
 
+import re
 import socket
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import psutil
 import pytest
 from support.running_broker import FAST, RunningBroker
 
 from stagewire.cli.main import main
+from stagewire.cluster import resources
+from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.resources import check_ports, fixed_ports
 from stagewire.cluster.spec import BrokerSpec
-from stagewire.wire.errors import ErrorCode, SettingsError
+from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError
+from stagewire.wire.extras import EXTRAS, explained, install_command
 
 Capture = pytest.CaptureFixture[str]
 FREE = "tcp://127.0.0.1:*"
@@ -87,3 +93,49 @@ def test_ipv6_ports_are_looked_at_where_they_are() -> None:
         check_ports(BrokerSpec(frontend_endpoint=f"127.0.0.1:{port}"))
         with pytest.raises(SettingsError, match=f"port {port}, where clients connect, is taken"):
             check_ports(BrokerSpec(frontend_endpoint=f"[::1]:{port}"))
+
+
+# --- packages ---
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ({"gguf"}, "stages need the Python packages gguf: pip install 'stagewire[native]'"),
+        ({"safetensors"}, "stages need the Python packages safetensors: pip install 'stagewire[native]'"),
+        ({"gguf", "safetensors"}, "stages need the Python packages gguf and safetensors: pip install"),
+    ],
+)
+def test_what_stages_lack_is_said_before_a_model_is_fetched(
+    absent: set[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    real = find_spec
+    monkeypatch.setattr(resources, "find_spec", lambda name: None if name in absent else real(name))
+    with pytest.raises(ClusterError) as refused:
+        LocalCluster("no-such-model")
+    assert refused.value.detail.startswith(words)
+    assert main(["up", "--frontend-port", "0", "--model", "no-such-model"]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    """What the command advises brings what it says."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, packages in EXTRAS.items():
+        block = re.search(rf"^{extra} = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+        assert block
+        assert set(re.findall(r'^    "([\w-]+)', block[1], re.MULTILINE)) == set(packages), extra
+    assert install_command("text") == "pip install 'stagewire[text]'"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("torch.nn", "this needs the Python package torch: pip install 'stagewire[stage]'"),
+        ("rich.live", "this needs the Python package rich: pip install 'stagewire[cli]'"),
+        ("gguf", "this needs the Python package gguf: pip install 'stagewire[native]'"),
+        ("stagewire.mistyped", None),
+    ],
+)
+def test_a_failed_import_is_explained_where_an_extra_has_it(module: str, words: str | None) -> None:
+    assert explained(ModuleNotFoundError("...", name=module)) == words
