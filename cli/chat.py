@@ -7,6 +7,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
+from stagewire.cli.characters import read_line
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.generate import add_answer_flags, warn_of_cut
 from stagewire.cli.sampling import sampling_of
@@ -44,7 +45,7 @@ def _converse(session: Session, options: argparse.Namespace) -> None:
     messages = [*start]
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
+            line = read_line("> " if sys.stdin.isatty() else "").strip()
         except (EOFError, KeyboardInterrupt):
             print()
             return

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from stagewire.cli.characters import read_text
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
 from stagewire.cli.terminal import interrupt_on_sigterm
@@ -57,7 +58,7 @@ def add_answer_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     interrupt_on_sigterm()  # so that whoever ends this command ends its request, too
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = read_text() if options.prompt == "-" else options.prompt
     with connect(options) as client, _start(client.session(), prompt, options) as generation:
         if options.json:
             print(json.dumps(as_object(finished(generation))))

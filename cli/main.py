@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from stagewire.cli.characters import decode_texts, prepare_streams
 from stagewire.cli.failure import EXIT_FAILURE, EXIT_INTERRUPTED, MissingExtra, report
 from stagewire.wire.errors import SettingsError, StagewireError
 
@@ -44,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
+        prepare_streams()
         options = parsed(arguments, command)
+        decode_texts(options)
         code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -71,6 +74,8 @@ def parsed(arguments: list[str], command: str | None) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; a value that begins with - is written behind =, as in --model=-m.gguf"
         raise SettingsError(message)
 
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from stagewire.cli.terminal import progress_lines
+from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
 
 if TYPE_CHECKING:
     from stagewire.model.catalogue import Entry
@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 
+    interrupt_on_sigterm()  # so that nothing half fetched is left
     name = options.name or DEFAULT_MODEL
     with progress_lines() as progress:
         path = resolve(name, progress)
@@ -88,4 +89,4 @@ def _fetched_path(entry: Entry) -> str | None:
     from stagewire.wire.cache_folder import cache_folder
 
     found = (cache_folder() / "models").glob(f"{entry.name}-*.gguf")
-    return next((str(path) for path in found if path.stat().st_size == entry.size_bytes), None)
+    return next((str(path) for path in found if path.is_file() and path.stat().st_size == entry.size_bytes), None)

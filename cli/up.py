@@ -70,7 +70,7 @@ def _broker(frontend_port: int) -> BrokerSpec:
 
 def _greet(cluster: LocalCluster) -> None:
     option = "" if cluster.endpoint == DEFAULT_ENDPOINT else f" --endpoint {cluster.endpoint}"
-    print(f"serving {cluster.spec.model} at {cluster.endpoint}; talk to it from another terminal:")
+    print(f"serving {cluster.model.card.name} at {cluster.endpoint}; talk to it from another terminal:")
     print(f'  stagewire generate{option} "Why is the sky blue?"')
     print(f"  stagewire chat{option}")
     print(f"  stagewire status{option}")

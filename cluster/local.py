@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,12 +13,11 @@ from stagewire.client import Client
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
+from stagewire.cluster.scratch import ScratchFolder, remove_abandoned
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
-from stagewire.model.config import read_config
-from stagewire.model.gguf import GgufFile
+from stagewire.model.check import check_model
 from stagewire.sockets.condition import WireCondition
-from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError, StagewireError
 from stagewire.wire.status import Status
 
@@ -35,7 +33,8 @@ class LocalCluster:
     """A broker and the stages of every pipeline, each a process of its own, on free ports of loopback.
 
     A context manager: entered, every pipeline serves; left, no process is. The arguments up to `limits` are
-    those of `plan_pipelines`. A stage is addressed by its index in the split, and by its pipeline.
+    those of `plan_pipelines`. A stage is addressed by its index in the split, and by its pipeline. `model` is what the
+    file was found to be: its card, and what is odd about it.
 
     Args:
         model: a name from the catalogue (fetched when it is not there yet), or a path.
@@ -45,7 +44,7 @@ class LocalCluster:
         progress: is given one line per step.
 
     Raises:
-        ModelError: on construction, the model is not known or cannot be read.
+        ModelError: on construction, the model is not known, or a stage could not load its part of it.
         SettingsError: on construction, the plan does not fit the model.
         ClusterError: on entering, a process ended or was not ready in time; none is left running.
     """
@@ -68,7 +67,8 @@ class LocalCluster:
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress or (lambda _line: None)
-        config = _read_config(model, self._progress)
+        self.model = check_model(model, resolve(model, self._progress))
+        config = self.model.card.config
         pipelines = plan_pipelines(
             config.num_layers, last_extra=projection_layers(config), stages=stages, split=split, replicas=replicas,
             device=device, threads=threads, precision=precision, conditions=conditions,
@@ -79,7 +79,7 @@ class LocalCluster:
             broker = replace(broker, feed_condition=conditions.get("feed"))
         self.spec = ClusterSpec(model=model, pipelines=pipelines, broker=broker)
         self._log_dir, self._start_timeout_s = log_dir, start_timeout_s
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
         self._broker: ChildProcess | None = None
         self._stages: list[list[ChildProcess]] = []
         self._status_client: Client | None = None
@@ -97,7 +97,8 @@ class LocalCluster:
 
     def start(self) -> None:
         """Starts all and returns when every pipeline serves; after an exception nothing runs."""
-        self._scratch, self._stages = tempfile.TemporaryDirectory(prefix="stagewire-"), []
+        remove_abandoned()
+        self._scratch, self._stages = ScratchFolder(), []
         try:
             self._start_broker()
             self._start_stages()
@@ -145,11 +146,11 @@ class LocalCluster:
             if self._broker is not None:
                 stop_all([self._broker])
             if self._scratch is not None:
-                self._scratch.cleanup()
+                self._scratch.close()
 
     def _child(self, name: str, command: Sequence[str]) -> ChildProcess:
         assert self._scratch is not None, "the cluster has not been started"
-        folder = Path(self._scratch.name)
+        folder = self._scratch.path
         log_dir = folder if self._log_dir is None else self._log_dir
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
@@ -287,8 +288,3 @@ class LocalCluster:
     def _children(self) -> list[ChildProcess]:
         stages = [child for pipeline in self._stages for child in pipeline]
         return stages if self._broker is None else [self._broker, *stages]
-
-
-def _read_config(model: str, progress: Progress) -> ModelConfig:
-    with GgufFile.open(resolve(model, progress)) as gguf:
-        return read_config(gguf)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 
+from stagewire.model.foreign import describe_metadata
 from stagewire.model.gguf import GgufFile
+from stagewire.model.split import refuse_parts
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import ErrorCode, ModelError
 
@@ -16,9 +18,13 @@ def read_config(gguf: GgufFile) -> ModelConfig:
     """Returns the decoder's shape.
 
     Raises:
-        ModelError: UNSUPPORTED_ARCHITECTURE, naming the architecture or the feature that is not supported;
+        ModelError: UNSUPPORTED_ARCHITECTURE, naming the architecture or the feature that is not supported, or
+            what else than a whole language model the file holds;
             MODEL_FILE_INVALID, naming a key or tensor that is missing or impossible.
     """
+    refuse_parts(gguf)
+    if kind := describe_metadata(gguf.metadata):
+        raise ModelError(f"{gguf.path}: no language model, but {kind}", ErrorCode.UNSUPPORTED_ARCHITECTURE)
     architecture = gguf.metadata.get("general.architecture")
     if architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)

@@ -17,6 +17,7 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
+from stagewire.model.name import model_name
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind
 from stagewire.stage.backend import Backend, load_backend
 from stagewire.stage.compute.operators import BLOCK_SIZE, Operators
@@ -107,7 +108,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         config = read_config(gguf)
         layer_end = config.num_layers if settings.layer_end is None else settings.layer_end
         check_layer_range(config, settings.layer_start, layer_end)
-        name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
+        name = model_name(settings.model, gguf)
         # Only its bytes are kept, and the rest is gone before memory is given back.
         card_parts = _card_parts(build_card(gguf, name) if settings.layer_start == 0 else None)
         digest = model_digest(gguf)
