@@ -64,14 +64,23 @@ def _list(options: argparse.Namespace) -> int:
     for model in models:
         print(f"{model.name}{' (default)' if model.is_default else ''}: {model.description}")
         state = model.path or f"not fetched yet: stagewire models fetch {model.name}"
-        print(f"  {model.size_bytes / 1e6:.0f} MB, {model.license}; {state}")
+        print(f"  {model.size_bytes / 1e6:.{0 if model.size_bytes > 1e6 else 1}f} MB, {model.license}; {state}")
     return 0
 
 
 def _known_models() -> list[KnownModel]:
     from stagewire.model.catalogue import CATALOGUE, DEFAULT_MODEL
+    from stagewire.model.shipped import TINY_MODEL, tiny_model_path
 
-    return [
+    tiny = KnownModel(
+        name=TINY_MODEL,
+        description="random weights, for tests: takes text and chats, and says nothing",
+        license="Apache-2.0",
+        size_bytes=tiny_model_path().stat().st_size,
+        is_default=False,
+        path=str(tiny_model_path()),
+    )
+    fetched = [
         KnownModel(
             name=entry.name,
             description=entry.description,
@@ -82,6 +91,7 @@ def _known_models() -> list[KnownModel]:
         )
         for entry in CATALOGUE.values()
     ]
+    return [*fetched, tiny]
 
 
 def _fetched_path(entry: Entry) -> str | None:

@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
         with progress_lines() as progress:
             broker = _broker(options.frontend_port)
             cluster = running.enter_context(planned_cluster(options, progress, broker))
-        _greet(cluster)
         try:
+            _greet(cluster)
             _keep_alive(cluster)
         except KeyboardInterrupt:
             print("stopping", flush=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from stagewire.client import Client
+from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
@@ -182,9 +182,16 @@ class LocalCluster:
             raise ClusterError("the broker does not listen")
         return announcement[name]
 
-    def client(self) -> Client:
-        """A new client of this cluster; the caller closes it."""
-        return Client(self.endpoint)
+    def client(self, settings: ClientSettings | None = None) -> Client:
+        """A new client of this cluster, with these settings but for their endpoint; the caller closes it."""
+        return Client(settings=self._settings(settings))
+
+    def async_client(self, settings: ClientSettings | None = None) -> AsyncClient:
+        """The same for asyncio; `async with` closes it."""
+        return AsyncClient(settings=self._settings(settings))
+
+    def _settings(self, settings: ClientSettings | None) -> ClientSettings:
+        return replace(settings or ClientSettings(), endpoint=self.endpoint)
 
     def status(self) -> Status:
         """The broker's report.

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from stagewire.model.location import locate
+from stagewire.model.shipped import TINY_MODEL, tiny_model_path
 from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
 
@@ -72,6 +73,7 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
 def resolve(name_or_path: str, progress: Progress | None = None, catalogue: Mapping[str, Entry] = CATALOGUE) -> Path:
     """Returns the path of a model file, fetching a catalogue model into the user's cache the first time.
 
+    The tiny model comes with the package.
     A path is returned as it is, `~` expanded, if a regular file is there. A cached file is checked by SHA-256
     every time and fetched again if it is damaged. Of several processes that ask at once, one fetches and the
     others wait. `progress` is given one line per step.
@@ -80,6 +82,8 @@ def resolve(name_or_path: str, progress: Progress | None = None, catalogue: Mapp
         ModelError: UNKNOWN_MODEL, naming the known ones; MODEL_FILE_INVALID, there is no such file, or it
             could not be fetched, and what to do next. A failed fetch leaves nothing behind.
     """
+    if name_or_path == TINY_MODEL:
+        return tiny_model_path()
     if name_or_path in catalogue:
         return _cached(catalogue[name_or_path], progress or _silent)
     path = locate(name_or_path)
@@ -226,9 +230,9 @@ def _fetch_error(entry: Entry, reason: str) -> ModelError:
 
 
 def _unknown_name(name: str, catalogue: Mapping[str, Entry]) -> str:
-    near = difflib.get_close_matches(name.lower(), catalogue, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), [*catalogue, TINY_MODEL], n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    known = ", ".join(sorted(catalogue))
+    known = ", ".join([*sorted(catalogue), TINY_MODEL])
     return f"there is no model {name!r:.80}.{hint} Known: {known}; or give the path of a .gguf file"
 
 

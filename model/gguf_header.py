@@ -36,6 +36,7 @@ _ARRAY = 9
 _BOOL = 7
 # struct codes of GGUF's value types; strings and arrays have none.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_CUT_SHORT = "the file ends inside its header: it is truncated or damaged; fetch it again"
 _U64 = struct.Struct("<Q")
 
 
@@ -86,7 +87,7 @@ def read_header(data: mmap | bytes, path: Path) -> Header:
     try:
         return _HeaderReader(data, path).read()
     except (struct.error, OverflowError):
-        raise ModelError(f"{path}: the file ends inside its header: it is truncated or damaged; fetch it again") from None
+        raise ModelError(f"{path}: {_CUT_SHORT}") from None
 
 
 def read_array(data: mmap | bytes, info: ArrayInfo, path: Path) -> list[Scalar]:
@@ -255,7 +256,7 @@ class _HeaderReader:
 
     def _check_end(self) -> None:
         if self._position > len(self._data):
-            self._fail("the file ends inside its header: it is truncated or damaged; fetch it again")
+            self._fail(_CUT_SHORT)
 
     def _fail(self, defect: str) -> NoReturn:
         raise ModelError(f"{self._path}: {defect}")

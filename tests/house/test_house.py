@@ -61,7 +61,7 @@ ARROWS = {
     "client.core": Arrows({"wire", "client.settings"}, set()),
     "client.links": Arrows({"wire", "sockets", "client.core", "client.settings", "client.delivery"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
-    "cluster": Arrows({"wire", "sockets", "model", "client"}, set()),
+    "cluster": Arrows({"wire", "sockets", "model", "client"}, {"pytest"}),
     "cli": Arrows({"wire", "sockets", "model", "broker", "stage", "client", "cluster"}, {"rich"}),
 }
 # Where only the base dependencies are installed, these import.
@@ -283,7 +283,7 @@ def wheel_files(folder: Path) -> dict[str, int]:
 
 def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> None:
     wanted = {str(path.relative_to(ROOT)) for path in modules()}
-    wanted |= {"py.typed", "__main__.py", "wire/PROTOCOL.md"}
+    wanted |= {"py.typed", "__main__.py", "wire/PROTOCOL.md", "model/tiny-random.gguf"}
     shown = {path.relative_to(ROOT) for path in (ROOT / "monitoring").rglob("*.*") if path.suffix in MONITORING_FILES}
     assert len(shown) > 8
     wanted |= {str(path) for path in shown}

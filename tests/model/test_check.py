@@ -44,7 +44,7 @@ def test_a_tensor_of_another_shape_is_named_with_both(name: str, shape: tuple[in
 @pytest.mark.parametrize("dtype", [np.int32, np.float64, np.int8])
 def test_a_tensor_of_a_type_that_cannot_be_read_is_named_with_it(dtype: type[np.generic], tmp_path: Path) -> None:
     name = f"{LAST}.ffn_norm.weight"
-    tensors = small_tensors() | {name: np.ones(HIDDEN, dtype)}  # type: ignore[dict-item]  # that is the fault
+    tensors = small_tensors() | {name: np.ones(HIDDEN, dtype)}
     path = write_model(tmp_path / "m.gguf", tensors=tensors)
     with pytest.raises(ModelError, match=f"'{name}' has type") as refused:
         check_model(str(path), path)
