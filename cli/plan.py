@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from stagewire.cli.characters import path_of, path_text
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
+from stagewire.wire.printable import printable
 
 if TYPE_CHECKING:
     from stagewire.cluster.local import LocalCluster
@@ -114,7 +115,7 @@ def planned_cluster(
     )
     _check_backends(cluster)
     for remark in (*cluster.model.remarks, *text_notices(cluster.model.card)):
-        progress(f"note: {remark}")
+        progress(f"note: {printable(remark)}")
     return cluster
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,7 @@ class LocalCluster:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         stages: int | None = None,
         split: str | Sequence[str] | None = None,
@@ -67,6 +68,7 @@ class LocalCluster:
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress or (lambda _line: None)
+        model = os.fspath(model)
         self.model = check_model(model, resolve(model, self._progress))
         config = self.model.card.config
         pipelines = plan_pipelines(
@@ -109,7 +111,7 @@ class LocalCluster:
 
     def _start_broker(self) -> None:
         self._progress("starting the broker")
-        self._broker = self._child("broker", broker_command(self.spec.broker))
+        self._broker = self._child("broker", broker_command(self.spec.broker.first()))
         self._broker.start()
         wait_until_ready([self._broker], _BROKER_TIMEOUT_S)
         # From now on its ports are fixed: stages and clients must find it again after a restart.

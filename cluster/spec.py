@@ -68,6 +68,11 @@ class BrokerSpec:
     metrics_port: Port | None = None
     feed_condition: WireCondition | None = None
 
+    def first(self) -> BrokerSpec:
+        """As it is first started: where it takes a free port no stage can know it, so that there is none to wait for."""
+        is_known = not self.control_endpoint.endswith(":*")
+        return self if is_known or self.grace_s is not None else replace(self, grace_s=0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:

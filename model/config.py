@@ -26,6 +26,8 @@ def read_config(gguf: GgufFile) -> ModelConfig:
     if kind := describe_metadata(gguf.metadata):
         raise ModelError(f"{gguf.path}: no language model, but {kind}", ErrorCode.UNSUPPORTED_ARCHITECTURE)
     architecture = gguf.metadata.get("general.architecture")
+    if architecture is None:
+        raise ModelError(f"{gguf.path}: the metadata has no general.architecture; is it a model at all?")
     if architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise _unsupported(gguf, f"the architecture {architecture!r:.80} (supported: {supported})")

@@ -17,6 +17,7 @@ import pytest
 from stagewire import Client, LocalCluster
 from stagewire.cli.characters import PathText, checked_text, path_text
 from stagewire.cli.main import main
+from stagewire.model.catalogue import CATALOGUE, DEFAULT_MODEL
 from stagewire.model.shipped import TINY_MODEL
 from stagewire.wire.errors import SettingsError
 from stagewire.wire.printable import printable
@@ -30,6 +31,7 @@ LOCALES = {
     "ASCII streams": {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii"},
     "Latin-1 streams": {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "latin-1"},
 }
+ENTRY = CATALOGUE[DEFAULT_MODEL]
 BAD = (b"caf\xe9", b"\xff", b"ok \xc3\x28 no")
 BAD_UNDER_LOCALES = [(BAD[number % len(BAD)], locale) for number, locale in enumerate(LOCALES)]
 
@@ -41,12 +43,12 @@ def endpoint() -> Iterator[str]:
 
 
 def stagewire(
-    arguments: Sequence[str | bytes], locale: str = "UTF-8", stdin: bytes = b""
+    arguments: Sequence[str | bytes], locale: str = "UTF-8", stdin: bytes = b"", **variables: str
 ) -> subprocess.CompletedProcess[bytes]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHONIO"))}
     command = [sys.executable.encode(), b"-m", b"stagewire", *(os.fsencode(word) for word in arguments)]
     return subprocess.run(
-        command, env=kept | LOCALES[locale], input=stdin, capture_output=True, timeout=60, check=False
+        command, env=kept | LOCALES[locale] | variables, input=stdin, capture_output=True, timeout=60, check=False
     )  # fmt: skip
 
 
@@ -222,6 +224,14 @@ def test_a_folder_that_is_no_text_is_shown_escaped(locale: str, tmp_path_factory
     assert wrong.returncode == 1
     assert wrong.stderr.count(b"\n") == 1
     assert b"caf\\xe9/\\x1b[2Jm.gguf: there is no such file" in wrong.stderr
+    (folder / "models").mkdir()
+    fetched = folder / "models" / f"{ENTRY.name}-{ENTRY.sha256[:8]}.gguf"
+    with fetched.open("wb") as file:
+        file.truncate(ENTRY.size_bytes)
+    listed = stagewire(["models"], locale, STAGEWIRE_CACHE=str(folder))
+    assert b"/caf\\xe9/models/" in listed.stdout
+    told = json.loads(stagewire(["models", "--json"], locale, STAGEWIRE_CACHE=str(folder)).stdout)
+    assert os.fsencode(told["models"][0]["path"]) == os.fsencode(fetched)
 
 
 # --- the parts ---
