@@ -22,7 +22,6 @@ from stagewire.stage.executor import Plan
 from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.timing.head_times import RoundTrip
 from stagewire.stage.timing.step_times import StageMeasures
-from stagewire.wire.codec import Frame
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import Phase, SequenceResult, Slice, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
@@ -75,20 +74,14 @@ def step_cost(num_sequences: int) -> tuple[float, float]:
     parts = [SequenceRows(row, 1, 100, np.arange(7, dtype=np.int32)) for row in range(num_sequences)]
     plan = Plan(step, Batch.of([5] * num_sequences, parts, range(num_sequences)), None, (), ())
     result = StepResult(1, tuple(SequenceResult(i, (5,), None) for i in range(num_sequences)), _TIMINGS)
-    frames: list[Frame] = [
-        b"x" * 36,
-        b"x" * 4,
-        b"x" * 200,
-        memoryview(b"x" * 4 * num_sequences),
-        memoryview(b"x" * 2304),
-    ]
+    num_bytes = 244 + 4 * num_sequences + 2304
     measures = StageMeasures()
     for seq_id in range(num_sequences):
         measures.head.arrived(seq_id, 0.0)
 
     def stage() -> None:
-        measures.received.add(0.0001, frames)
-        measures.sent.add(0.0001, frames)
+        measures.received.add(0.0001, num_bytes)
+        measures.sent.add(0.0001, num_bytes)
         measures.computed(TakenStep(step, 0.001), plan, _TIMINGS[1], is_tail=True)
 
     def head() -> None:

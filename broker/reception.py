@@ -106,7 +106,7 @@ class Relay:
 
     def to_tail(self, client: ClientRecord, message: RelayToTail) -> None:
         tail = self._tail_of(message.epoch)
-        passed_on = RelayToTail(client.client_id, message.epoch, message.frames)
+        passed_on = RelayToTail(client.client_id, message.epoch, message.frame)
         if tail:
             self._state.to_stage(tail, passed_on)
         else:

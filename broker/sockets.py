@@ -107,14 +107,14 @@ class Feed:
 
     def send(self, message: Message, now: float) -> bool:
         """Send it now or later; False when the head has not read for long."""
-        return self._sending.put(encode_ring(self._numbers.next(now), message), now)
+        return self._sending.put([encode_ring(self._numbers.next(now), message)], now)
 
     def flush(self, now: float) -> None:
         """Send what is due, and the idle repetition; a waiting message makes that needless."""
         self._sending.flush(now)
         envelope = None if self.has_pending else self._numbers.repeat(now)
         if envelope:
-            self._sending.put(encode_ring(envelope, Repeat()), now)
+            self._sending.put([encode_ring(envelope, Repeat())], now)
 
     def close(self, linger_s: float) -> None:
         self._sending.socket.close(linger=round(linger_s * 1000))

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import zmq
 
 from stagewire.sockets.condition import ConditionedLink, WireCondition
-from stagewire.wire.codec import Frame, Frames
+from stagewire.wire.codec import Frame
 
 _MAX_RECEIVES = 256
+_COPIED_BYTES = 65_536
+"""A shorter message is copied sooner than it is lent to libzmq's thread."""
 _POLL_UNIT_S = 0.001
 _NAP_S = 0.0001
+_READABLE = int(zmq.POLLIN)  # an enum's own `&` takes longer than asking the socket
 """A system's timer may be so late; the last nap ends before `end`, and what is left of the wait is spun."""
 Ready = dict[zmq.Socket[bytes] | int, int]
 """What can be read from: sockets, and file descriptors of others than zmq's."""
@@ -84,7 +87,10 @@ class SendSocket:
 def try_send(socket: zmq.Socket[bytes], frames: list[Frame]) -> bool:
     """Send without waiting; False when the socket takes nothing now."""
     try:
-        socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
+        if len(frames) == 1:
+            socket.send(frames[0], zmq.NOBLOCK, copy=len(frames[0]) < _COPIED_BYTES)
+        else:
+            socket.send_multipart(frames, flags=zmq.NOBLOCK, copy=False)
     except zmq.Again:
         return False
     return True
@@ -100,14 +106,20 @@ def received(socket: zmq.Socket[bytes], limit: int = _MAX_RECEIVES) -> Iterator[
             return
         yield frames
         # An exception would say it as well, at the price of a message.
-        if socket.closed or not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+        if socket.closed or not int(socket.get(zmq.EVENTS)) & _READABLE:
             return
 
 
-def drain(socket: zmq.Socket[bytes], take: Callable[[Frames, float], None]) -> None:
-    """Hands each message that waits to `take`, with the time, a bounded number at a time."""
-    for frames in received(socket):
-        take(frames, time.monotonic())
+def received_frames(socket: zmq.Socket[bytes], limit: int = _MAX_RECEIVES) -> Iterator[bytes]:
+    """As `received`, where a message is one frame: what has more comes as so many messages."""
+    for _ in range(limit):
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        yield frame
+        if socket.closed or not int(socket.get(zmq.EVENTS)) & _READABLE:
+            return
 
 
 def poll_until(poller: zmq.Poller, end: float) -> Ready:

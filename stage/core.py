@@ -24,7 +24,7 @@ from stagewire.stage.tail.return_link import CloseLink
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
 from stagewire.stage.timing.step_times import StageMeasures
 from stagewire.wire.cache_reports import AskCache, CacheReport, DiskCounts, StageCache
-from stagewire.wire.codec import Envelope, Message, decode
+from stagewire.wire.codec import Envelope, Message, decode_frame
 from stagewire.wire.control import (
     Assemble,
     Assembled,
@@ -194,7 +194,7 @@ class StageCore:
             self.num_dropped += 1
             return []
         try:
-            message = decode([blob.data for blob in relay.frames])
+            message = decode_frame(relay.frame.data)
         except ProtocolError:
             self.num_dropped += 1
             return []

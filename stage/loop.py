@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, drain
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, received, received_frames
 from stagewire.stage.compute.operators import Operators
 from stagewire.stage.core import StageCore
 from stagewire.stage.files.disk_cache import DiskCache
@@ -30,13 +30,13 @@ from stagewire.stage.instructions import (
     SendNext,
     StartJob,
 )
-from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
+from stagewire.stage.links.pair_sockets import LinkFrame, LinkGone, PairSockets
 from stagewire.stage.links.ring_sockets import RingSockets
 from stagewire.stage.settings import StageSettings
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
 from stagewire.stage.timing.step_times import LoopClock
-from stagewire.wire.codec import Frames, compile_all, decode, decode_ring, encode, encode_ring
+from stagewire.wire.codec import Frames, compile_all, decode, decode_frame, decode_ring, encode, encode_ring
 from stagewire.wire.errors import ProtocolError, StagewireError
 from stagewire.wire.note import Note
 from stagewire.wire.ring import Step, StepResult
@@ -147,9 +147,11 @@ class StageLoop:
 
     def _receive(self, ready: Ready) -> None:
         if self._data in ready:
-            drain(self._data, self._take_ring)
+            for frame in received_frames(self._data):
+                self._take_ring(frame, time.monotonic())
         if self._control.socket in ready:
-            drain(self._control.socket, self._take_control)
+            for frames in received(self._control.socket):
+                self._take_control(frames, time.monotonic())
         if self._files.wake.fileno() in ready:
             for done in self._files.take_done():
                 now = time.monotonic()
@@ -161,15 +163,15 @@ class StageLoop:
             else:
                 self._take_link(event, now)
 
-    def _take_ring(self, frames: Frames, now: float) -> None:
+    def _take_ring(self, frame: bytes, now: float) -> None:
         try:
-            envelope, message = decode_ring(frames)
+            envelope, message = decode_ring(frame)
         except ProtocolError as error:
             # A stranger's bytes do no harm; if it was a message of ours, the next number shows the gap.
             log.warning("event=bad_ring_message detail=%r", error.detail)
             return
         read_at = time.monotonic()
-        self._measures.received.add(read_at - now, frames)
+        self._measures.received.add(read_at - now, len(frame))
         self._perform(self._core.handle_ring(envelope, message, read_at, self._clock.read_time(read_at - now)), read_at)
 
     def _take_control(self, frames: Frames, now: float) -> None:
@@ -180,10 +182,10 @@ class StageLoop:
             return
         self._perform(self._core.handle_control(message, now), now)
 
-    def _take_link(self, event: LinkFrames, now: float) -> None:
+    def _take_link(self, event: LinkFrame, now: float) -> None:
         client_id, link = event.key
         try:
-            message = decode(event.frames)
+            message = decode_frame(event.frame)
         except ProtocolError as error:
             log.warning("event=bad_return_message client=%s detail=%r", client_id, error.detail)
             self._perform(self._core.break_link(client_id, link, now), now)
@@ -254,11 +256,11 @@ class StageLoop:
 
     def _push(self, send: SendNext | SendHead, now: float) -> None:
         started = time.monotonic()
-        frames = encode_ring(send.envelope, send.message)
+        frame = encode_ring(send.envelope, send.message)
         written_at = time.monotonic()
         is_step = isinstance(send.message, Step | StepResult)  # its receiver may be at work from here on
-        self._measures.sent.add(self._clock.wrote(written_at) if is_step else written_at - started, frames)
-        if not self._ring.put(type(send), frames, now):
+        self._measures.sent.add(self._clock.wrote(written_at) if is_step else written_at - started, len(frame))
+        if not self._ring.put(type(send), frame, now):
             log.error("event=ring_outbox_full")
             self._perform(self._core.ring_overflowed(), now)
 

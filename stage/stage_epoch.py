@@ -19,14 +19,15 @@ from stagewire.stage.instructions import CloseRing, Instruction, SendControl, Se
 from stagewire.stage.tail.core import Draw, TailCore
 from stagewire.stage.tail.return_link import CloseLink, LinkInstruction, SendRelay, TellHead
 from stagewire.stage.timing.head_times import NO_TIME, ReadTime
-from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode
+from stagewire.wire.codec import Arrival, Envelope, Message, ReceiverNumbers, SenderNumbers, encode_frame
 from stagewire.wire.control import Assemble, AssemblyReport, Fault
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.file_orders import FileDone
 from stagewire.wire.frontend import RelayToClient
 from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.note import Note
 from stagewire.wire.request import StageTiming
-from stagewire.wire.ring import CancelRequest, FileDone, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
+from stagewire.wire.ring import CancelRequest, Flow, Miss, Phase, Repeat, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, report_of_none
 from stagewire.wire.tensor import Blob
 
@@ -220,8 +221,8 @@ class StageEpoch:
             if isinstance(link, TellHead):
                 out += self.tell_head(link.message, now)
             elif isinstance(link, SendRelay):
-                frames = tuple(Blob(frame) for frame in encode(link.message))
-                out.append(SendControl(RelayToClient(link.client_id, self.epoch, frames)))
+                frame = Blob(encode_frame(link.message))
+                out.append(SendControl(RelayToClient(link.client_id, self.epoch, frame)))
             else:
                 out.append(link)
         return out

@@ -1,7 +1,8 @@
 """Messages to frames and back: `encode` and `decode`; on the ring, who sends which, and whether one is missing.
 
-Frames of a message: a 4-byte head (magic, version, kind), a msgpack body, then one frame per bulk value.
-On the ring a 36-byte envelope (epoch, sender, run, sequence) comes first.
+Frames of a message: a 4-byte head (magic, version, kind), a msgpack body, then one frame per bulk value. A link of
+which every token makes use carries all of it in one frame, since a frame costs more than its bytes (`encode_frame`,
+`decode_frame`); on the ring a 36-byte envelope (epoch, sender, run, sequence) comes before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from stagewire.wire.errors import ErrorCode, ProtocolError, StagewireError
 from stagewire.wire.limits import MAX_BODY_BYTES, MAX_FRAMES
 from stagewire.wire.schema import record_codec
 
-VERSION = 3
+VERSION = 4
 """Raised whenever any message's layout changes, so that old and new processes tell each other why they cannot talk."""
 Frame: TypeAlias = bytes | bytearray | memoryview
 Frames: TypeAlias = Sequence[Frame]
@@ -27,6 +28,8 @@ Frames: TypeAlias = Sequence[Frame]
 _MAGIC = b"SW"
 _HEAD = struct.Struct("<2sBB")
 _ENVELOPE = struct.Struct("<QQIQQ")
+_SIZES = [struct.Struct(f"<I{count}I") for count in range(MAX_FRAMES - 1)]
+"""In one frame, after the head: the number of bulk values, and the bytes of each."""
 _TYPES: dict[bytes, type] = {}
 _HEADS: dict[type, bytes] = {}
 _epoch = lru_cache(maxsize=8)(Epoch)  # a process hears of one for hours
@@ -100,6 +103,37 @@ def decode(frames: Frames) -> Message:
     return value
 
 
+def encode_frame(value: Message, envelope: bytes = b"") -> bytes:
+    """A message in one frame: head, number and sizes of its bulk values, these values, body."""
+    cls: type = type(value)
+    payloads: list[Frame] = []
+    body = msgpack.packb(record_codec(cls).pack(value, payloads.append))
+    sizes = _SIZES[len(payloads)].pack(len(payloads), *map(len, payloads))
+    return b"".join((envelope, _HEADS[cls], sizes, *payloads, body))
+
+
+def decode_frame(frame: Frame, begin: int = 0) -> Message:
+    """The message that `frame` holds from its byte `begin` on; bulk values are views of it.
+
+    Raises:
+        ProtocolError: as `decode`.
+    """
+    view = memoryview(frame)
+    at = begin + _HEAD.size
+    count = int.from_bytes(view[at : at + 4], "little")
+    if count >= len(_SIZES) or len(view) < at + _SIZES[count].size:
+        raise _not_a_message([view[begin:at], b""], len(view) >= at)
+    frames = [view[begin:at], view]
+    end = at + _SIZES[count].size
+    for size in _SIZES[count].unpack_from(view, at)[1:]:
+        frames.append(view[end : end + size])
+        end += size
+    if end > len(view):
+        raise ProtocolError(f"bulk values end at byte {end} of a frame of {len(view)}")
+    frames[1] = view[end:]
+    return decode(frames)
+
+
 def _not_a_message(frames: Frames, is_framed: bool) -> ProtocolError:
     if not is_framed:
         return ProtocolError(f"not a message: {len(frames)} frames")
@@ -139,22 +173,21 @@ class Envelope(NamedTuple):
     sequence: int
 
 
-def encode_ring(envelope: Envelope, value: Message) -> list[Frame]:
-    epoch = envelope.epoch
-    head = _ENVELOPE.pack(epoch.incarnation, epoch.counter, envelope.sender, envelope.run, envelope.sequence)
-    return [head, *encode(value)]
+def encode_ring(envelope: Envelope, value: Message) -> bytes:
+    epoch, sender, run, sequence = envelope
+    return encode_frame(value, _ENVELOPE.pack(epoch.incarnation, epoch.counter, sender, run, sequence))
 
 
-def decode_ring(frames: Frames) -> tuple[Envelope, Message]:
+def decode_ring(frame: Frame) -> tuple[Envelope, Message]:
     """Envelope and message.
 
     Raises:
-        ProtocolError: the first frame is no envelope, or as `decode`.
+        ProtocolError: the frame has no envelope, or as `decode`.
     """
-    if not frames or len(frames[0]) != _ENVELOPE.size:
+    if len(frame) < _ENVELOPE.size:
         raise ProtocolError("not a ring message")
-    incarnation, counter, sender, run, sequence = _ENVELOPE.unpack(frames[0])
-    return Envelope(_epoch(incarnation, counter), sender, run, sequence), decode(frames[1:])
+    incarnation, counter, sender, run, sequence = _ENVELOPE.unpack_from(frame)
+    return Envelope(_epoch(incarnation, counter), sender, run, sequence), decode_frame(frame, _ENVELOPE.size)
 
 
 REPEAT_S = 0.5

@@ -102,7 +102,7 @@ class RelayToTail(Message):
 
     client_id: str
     epoch: Epoch
-    frames: tuple[Blob, ...]
+    frame: Blob
 
 
 # --- broker to client ---
@@ -205,7 +205,7 @@ class RelayToClient(Message):
 
     client_id: str
     epoch: Epoch
-    frames: tuple[Blob, ...]
+    frame: Blob
 
 
 @message(30)

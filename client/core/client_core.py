@@ -31,7 +31,7 @@ from stagewire.client.core.return_ends import RELAY
 from stagewire.client.core.return_links import ReturnLinks
 from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches
-from stagewire.wire.codec import Message, decode
+from stagewire.wire.codec import Message, decode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, ProtocolError
 from stagewire.wire.frontend import (
@@ -206,7 +206,7 @@ class ClientCore:
 
     def _relayed(self, relay: RelayToClient, now: float) -> list[Instruction]:
         try:
-            message = decode([blob.data for blob in relay.frames])
+            message = decode_frame(relay.frame.data)
         except ProtocolError as error:
             return self._violation(f"from=relay detail={error.detail!r}")
         if isinstance(message, TailHello) and message.epoch == relay.epoch:

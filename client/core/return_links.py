@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from stagewire.client.core.events import BindOffer, CloseSocket, Instruction, SendBroker, SendLink
 from stagewire.client.core.return_ends import RELAY, ReturnSocket, SocketState, Tail
-from stagewire.wire.codec import Message, encode
+from stagewire.wire.codec import Message, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import OfferReturn, RelayToTail
 from stagewire.wire.note import Note
@@ -250,8 +250,7 @@ class ReturnLinks:
         return self.send(tail.epoch, ReturnHello(tail.link, tail.tail_nonce, offer))
 
     def _through_broker(self, epoch: Epoch, message: Message) -> SendBroker:
-        frames = tuple(Blob(frame) for frame in encode(message))
-        return SendBroker(RelayToTail(self._client_id, epoch, frames))
+        return SendBroker(RelayToTail(self._client_id, epoch, Blob(encode_frame(message))))
 
     def _close_all(self, epoch: Epoch, but: Collection[int | None] = ()) -> list[Instruction]:
         mine = [socket.generation for socket in self._sockets.values() if socket.epoch == epoch]

@@ -18,8 +18,8 @@ from stagewire.client.core.events import (
     OfferFailed,
 )
 from stagewire.sockets.connection import WatchedSocket
-from stagewire.sockets.nonblocking import Outbox, Ready, received
-from stagewire.wire.codec import Frames, Message, decode, encode
+from stagewire.sockets.nonblocking import Outbox, Ready, received_frames
+from stagewire.wire.codec import Message, decode_frame, encode_frame
 from stagewire.wire.errors import ProtocolError
 from stagewire.wire.request import ReturnOffer
 
@@ -97,7 +97,7 @@ class ReturnSockets:
     def send(self, generation: int, message: Message, now: float) -> Event | None:
         """Queue a message; the event of a peer that does not read, or None."""
         bound = self._bound.get(generation)
-        if bound is None or bound.sending.put(encode(message), now):
+        if bound is None or bound.sending.put([encode_frame(message)], now):
             return None
         self.close(generation)
         return LinkFaulty(generation, "the tail does not read")
@@ -132,12 +132,12 @@ class ReturnSockets:
     def _read(self, generation: int, bound: _Bound) -> Iterator[Event]:
         if generation not in self._bound:
             return
-        for frames in received(bound.socket, _MAX_RECEIVES):
-            yield _event_of(generation, frames)
+        for frame in received_frames(bound.socket, _MAX_RECEIVES):
+            yield _event_of(generation, frame)
 
 
-def _event_of(generation: int, frames: Frames) -> Event:
+def _event_of(generation: int, frame: bytes) -> Event:
     try:
-        return LinkMessage(generation, decode(frames))
+        return LinkMessage(generation, decode_frame(frame))
     except ProtocolError as error:
         return LinkFaulty(generation, error.detail)

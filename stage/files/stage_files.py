@@ -8,7 +8,7 @@ from stagewire.stage.kv.prefix_index import TOKEN_BYTES
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.ring import FileAction, FileDone, FileOrder
+from stagewire.wire.file_orders import FileAction, FileDone, FileOrder
 
 MAX_STAGED = 8
 """As many sequences have files read for them at a time."""

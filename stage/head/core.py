@@ -23,18 +23,9 @@ from stagewire.wire.control import Fault, GenerateAck, RequestEnded, RequestEnde
 from stagewire.wire.counters import HeadCounters
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.file_orders import FileAction, FileDone
 from stagewire.wire.request import FinishReason, Usage
-from stagewire.wire.ring import (
-    CancelRequest,
-    FileAction,
-    FileDone,
-    Flow,
-    Miss,
-    SequenceFinish,
-    StartRequest,
-    Step,
-    StepResult,
-)
+from stagewire.wire.ring import CancelRequest, Flow, Miss, SequenceFinish, StartRequest, Step, StepResult
 from stagewire.wire.snapshots import SnapshotReport
 
 TOMBSTONE_S = 60.0

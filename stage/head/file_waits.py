@@ -9,7 +9,7 @@ from stagewire.stage.files.stage_files import MAX_STAGED
 from stagewire.stage.schedule.scheduler import Scheduler
 from stagewire.stage.schedule.sequence import Sequence as TokenSequence
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.ring import FileAction, FileDone, FileOrder
+from stagewire.wire.file_orders import FileAction, FileDone, FileOrder
 from stagewire.wire.tensor import TokenIds
 
 FileLookup = Callable[[Sequence[int]], tuple[int, int]]

@@ -15,9 +15,10 @@ from stagewire.stage.schedule.sequence import Sequence
 from stagewire.stage.schedule.snapshots import MAX_SNAPSHOTS, Snapshot
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.file_orders import FileAction, FileOrder
 from stagewire.wire.limits import MAX_NAME_CHARS
 from stagewire.wire.request import SnapshotWish
-from stagewire.wire.ring import FileAction, FileOrder, StartRequest
+from stagewire.wire.ring import StartRequest
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import TokenIds
 

@@ -9,9 +9,9 @@ import zmq
 
 from stagewire.sockets.condition import WireCondition
 from stagewire.sockets.connection import WatchedSocket
-from stagewire.sockets.nonblocking import Outbox, Ready, received
+from stagewire.sockets.nonblocking import Outbox, Ready, received_frames
 from stagewire.stage.tail.return_link import CloseLink, Dial, SendLink
-from stagewire.wire.codec import encode
+from stagewire.wire.codec import encode_frame
 
 _OPTIONS = ((zmq.LINGER, 0), (zmq.RECONNECT_IVL, -1), (zmq.IMMEDIATE, 1), (zmq.MAXMSGSIZE, 4 * 1024 * 1024))
 _OUTBOX_LIMIT = 2048
@@ -28,11 +28,11 @@ LinkKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LinkFrames:
+class LinkFrame:
     """A message that arrived on a link."""
 
     key: LinkKey
-    frames: list[bytes]
+    frame: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PairSockets:
         outbox = Outbox(_OUTBOX_LIMIT, self._condition)
         pair = WatchedSocket(self._context, zmq.PAIR, self._poller, _OPTIONS, _GONE, outbox)
         self._pairs[dial.client_id, dial.link] = pair
-        outbox.put(encode(dial.hello), now)
+        outbox.put([encode_frame(dial.hello)], now)
         try:
             pair.socket.connect(dial.endpoint)
         except zmq.ZMQError:
@@ -69,7 +69,7 @@ class PairSockets:
     def send(self, send: SendLink, now: float) -> bool:
         """Queue a message; False when the link's outbox is full, and then the link must go."""
         pair = self._pairs.get((send.client_id, send.link))
-        return pair is None or pair.sending.put(encode(send.message), now)
+        return pair is None or pair.sending.put([encode_frame(send.message)], now)
 
     def close(self, close: CloseLink) -> None:
         """Throw a link's socket away; unknown links are ignored."""
@@ -91,12 +91,12 @@ class PairSockets:
         dues = [due for pair in self._pairs.values() if (due := pair.sending.outbox.next_due()) is not None]
         return min(dues, default=None)
 
-    def receive(self, ready: Ready) -> Iterator[LinkFrames | LinkGone]:
+    def receive(self, ready: Ready) -> Iterator[LinkFrame | LinkGone]:
         """What arrived: messages before the end of their link."""
         for key, pair in [*self._pairs.items()]:
             if pair.socket in ready:
-                for frames in received(pair.socket, _MAX_RECEIVES):
-                    yield LinkFrames(key, frames)
+                for frame in received_frames(pair.socket, _MAX_RECEIVES):
+                    yield LinkFrame(key, frame)
             if pair.monitor in ready and key in self._pairs:
                 self.close(CloseLink(*key))
                 yield LinkGone(key)

@@ -40,9 +40,9 @@ class RingSockets:
                 socket.connect(endpoint)
                 self._links[link] = SendSocket(socket, Outbox(_OUTBOX_LIMIT, conditions[link]))
 
-    def put(self, link: Link, frames: list[Frame], now: float) -> bool:
+    def put(self, link: Link, frame: Frame, now: float) -> bool:
         """Send, or queue; False when the outbox is full, which credits do not let happen."""
-        return self._links[link].put(frames, now)
+        return self._links[link].put([frame], now)
 
     def close(self) -> None:
         for link in self._links.values():

@@ -16,8 +16,9 @@ from stagewire.stage.schedule.restoring import Restoring
 from stagewire.stage.schedule.sequence import Sequence, SequenceState
 from stagewire.stage.schedule.snapshots import Snapshots
 from stagewire.stage.schedule.step_builder import Lookup, StepBuilder, no_lookup
+from stagewire.wire.file_orders import FileOrder
 from stagewire.wire.request import FinishReason
-from stagewire.wire.ring import FileOrder, Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
+from stagewire.wire.ring import Miss, Phase, SequenceFinish, SequenceResult, Slice, Step, StepResult
 
 
 class Scheduler:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from stagewire.stage.schedule.sequence import Sequence
-from stagewire.wire.ring import FileOrder, SequenceFinish, SequenceStart, Slice, Step
+from stagewire.wire.file_orders import FileOrder
+from stagewire.wire.ring import SequenceFinish, SequenceStart, Slice, Step
 from stagewire.wire.tensor import TokenIds
 
 Lookup = Callable[[Items[int], int, int | None], int]

@@ -21,7 +21,6 @@ from stagewire.stage.executor import Plan
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.stage_epoch import StageEpoch, TakenStep
 from stagewire.stage.timing.head_times import HeadMeasures, ReadTime
-from stagewire.wire.codec import Frames
 from stagewire.wire.counters import StageCounters
 from stagewire.wire.request import StageTiming
 from stagewire.wire.ring import RESTORES, Phase, Slice, Step
@@ -75,11 +74,11 @@ class LinkTraffic:
         self.codec_s = CODEC_TIME.distribution()
         self.num_messages = self.num_bytes = 0
 
-    def add(self, seconds: float, frames: Frames) -> float:
+    def add(self, seconds: float, num_bytes: int) -> float:
         """One message, and how long it took to encode or decode; returns that."""
         self.codec_s.observe(seconds)
         self.num_messages += 1
-        self.num_bytes += sum([frame.nbytes if isinstance(frame, memoryview) else len(frame) for frame in frames])
+        self.num_bytes += num_bytes
         return seconds
 
 

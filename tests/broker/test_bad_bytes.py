@@ -81,8 +81,7 @@ def test_an_oversized_body_is_refused(sockets: Sockets, broker: RunningBroker) -
 
 def test_an_oversized_message_is_refused(sockets: Sockets, broker: RunningBroker) -> None:
     client = client_of(sockets, broker)
-    blobs = (Blob(bytes(13 * 1024 * 1024)),) * 2
-    client.send(RelayToTail("c", Epoch(1, 1), blobs))
+    client.send(RelayToTail("c", Epoch(1, 1), Blob(bytes(26 * 1024 * 1024))))
     assert client.expect(BadMessage).code is ErrorCode.MESSAGE_TOO_LARGE
     huge = replace(generate("r1"), prompt_token_ids=TokenIds(bytes(5 * 1024 * 1024)))
     client.send(huge)
@@ -106,7 +105,7 @@ def test_a_frame_beyond_every_limit_costs_its_sender_the_connection_only(
 def test_mutated_messages_never_stop_the_broker(sockets: Sockets, broker: RunningBroker) -> None:
     """Valid messages of both links with bytes changed, removed, and frames swapped."""
     rng = random.Random(7)
-    valid: list[Message] = [ClientHello("m", b"m", None), generate("r1"), RelayToTail("c", Epoch(1, 1), ())]
+    valid: list[Message] = [ClientHello("m", b"m", None), generate("r1"), RelayToTail("c", Epoch(1, 1), Blob())]
     valid += [Register(FIRST, None), Heartbeat("s0", 1, 0, 0.5), Assembled(Epoch(1, 1))]
     valid += [RequestEnded("r1", Epoch(1, 1), FinishReason.STOP, None, Usage(1, 1)), ClientPing()]
     peers = [Connection(sockets, one) for one in (broker.endpoints.frontend, broker.endpoints.control)]

@@ -189,22 +189,22 @@ def test_a_client_that_left_is_introduced_again(broker: CheckedCore) -> None:
 
 # --- the relay ---
 
-FRAMES = (Blob(b"head"), Blob(b"body"))
+FRAME = Blob(b"a message")
 
 
 def test_frames_pass_both_ways_between_a_client_and_the_tail(broker: CheckedCore) -> None:
-    claimed = RelayToTail("somebody else", EPOCH, FRAMES)
-    assert broker.from_client("c", claimed) == to_stage("s1", RelayToTail("c", EPOCH, FRAMES))
-    back = RelayToClient("c", EPOCH, FRAMES)
+    claimed = RelayToTail("somebody else", EPOCH, FRAME)
+    assert broker.from_client("c", claimed) == to_stage("s1", RelayToTail("c", EPOCH, FRAME))
+    back = RelayToClient("c", EPOCH, FRAME)
     assert broker.from_stage("s1", back) == to_client("c", back)
 
 
 def test_frames_of_another_epoch_another_stage_or_for_nobody_are_not_passed_on(broker: CheckedCore) -> None:
-    assert broker.from_client("c", RelayToTail("c", Epoch(7, 9), FRAMES)) == []
-    assert broker.from_stage("s0", RelayToClient("c", EPOCH, FRAMES)) == []
-    assert broker.from_stage("s1", RelayToClient("nobody", EPOCH, FRAMES)) == []
+    assert broker.from_client("c", RelayToTail("c", Epoch(7, 9), FRAME)) == []
+    assert broker.from_stage("s0", RelayToClient("c", EPOCH, FRAME)) == []
+    assert broker.from_stage("s1", RelayToClient("nobody", EPOCH, FRAME)) == []
     broker.from_stage("s0", StageBye("s0", 1))
-    assert broker.from_client("c", RelayToTail("c", EPOCH, FRAMES)) == []
+    assert broker.from_client("c", RelayToTail("c", EPOCH, FRAME)) == []
 
 
 # --- cards ---

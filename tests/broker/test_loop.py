@@ -71,7 +71,7 @@ def test_a_request_goes_to_the_head_and_its_ending_back(sockets: Sockets, broker
 def test_an_idle_feed_repeats_its_number(sockets: Sockets, broker: RunningBroker) -> None:
     head, _, epoch = pipeline_of(sockets, broker)
     for _ in range(2):
-        envelope, message = decode_ring(head.feed.recv_multipart())
+        envelope, message = decode_ring(head.feed.recv())
         assert isinstance(message, Repeat)
         assert (envelope.epoch, envelope.sequence) == (epoch, 0)
 
@@ -102,11 +102,11 @@ def test_a_stage_that_dies_ends_its_requests(sockets: Sockets, broker: RunningBr
 def test_frames_of_a_return_link_pass_through(sockets: Sockets, broker: RunningBroker) -> None:
     _, tail, epoch = pipeline_of(sockets, broker)
     client = client_of(sockets, broker)
-    frames = (Blob(b"head"), Blob(b""), Blob(bytes(100_000)))
-    client.send(RelayToTail("", epoch, frames))
-    assert tail.control.expect(RelayToTail) == RelayToTail("c", epoch, frames)
-    tail.control.send(RelayToClient("c", epoch, frames))
-    assert client.expect(RelayToClient) == RelayToClient("c", epoch, frames)
+    frame = Blob(bytes(100_000))
+    client.send(RelayToTail("", epoch, frame))
+    assert tail.control.expect(RelayToTail) == RelayToTail("c", epoch, frame)
+    tail.control.send(RelayToClient("c", epoch, frame))
+    assert client.expect(RelayToClient) == RelayToClient("c", epoch, frame)
 
 
 def test_stopping_ends_what_waits(sockets: Sockets) -> None:

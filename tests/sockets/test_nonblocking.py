@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, poll_until, received
+from stagewire.sockets.nonblocking import Outbox, Ready, SendSocket, poll_until, received, received_frames, try_send
 
 Socket = zmq.Socket[bytes]
 
@@ -86,6 +86,32 @@ def test_a_message_never_passes_one_that_waits(pair: tuple[Socket, Socket, zmq.P
         assert len(read) <= 2
         texts += read
     assert texts == [b"at once", b"waits", b"queued"]
+
+
+def test_frames_of_one_message_are_read_one_by_one(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """Where a message is one frame, one that has more is as many; a socket closed meanwhile ends the reading."""
+    sender, receiver, poller = pair
+    sender.send_multipart([b"1", b"2", b"3"])
+    sender.send(b"4")
+    taken: list[bytes] = []
+    while len(taken) < 4 and poller.poll(2000):
+        taken += received_frames(receiver)
+    assert taken == [b"1", b"2", b"3", b"4"]
+    sender.send_multipart([b"5", b"6"])
+    assert poller.poll(2000)
+    for _ in received_frames(receiver):
+        receiver.close(linger=0)
+
+
+def test_a_long_frame_arrives_as_a_short_one_does(pair: tuple[Socket, Socket, zmq.Poller]) -> None:
+    """What is lent to libzmq and what is copied arrive alike."""
+    sender, receiver, poller = pair
+    frames = [bytes([number]) * size for number, size in enumerate((1, 65_535, 65_536, 3_000_000))]
+    assert all(try_send(sender, [frame]) for frame in frames)
+    taken: list[bytes] = []
+    while len(taken) < 4 and poller.poll(2000):
+        taken += received_frames(receiver)
+    assert taken == frames
 
 
 def test_reading_ends_with_its_socket(pair: tuple[Socket, Socket, zmq.Poller]) -> None:

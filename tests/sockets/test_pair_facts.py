@@ -16,9 +16,9 @@ import zmq
 
 from stagewire.client.core.events import LinkConnected, LinkDisconnected, LinkMessage, OfferBound, OfferFailed
 from stagewire.client.links.return_sockets import ReturnSockets
-from stagewire.stage.links.pair_sockets import LinkFrames, LinkGone, PairSockets
+from stagewire.stage.links.pair_sockets import LinkFrame, LinkGone, PairSockets
 from stagewire.stage.tail.return_link import Dial, SendLink
-from stagewire.wire.codec import Message, decode, encode
+from stagewire.wire.codec import Message, decode_frame, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.returns import ReturnAck, ReturnHello, TailHello
 
@@ -129,7 +129,7 @@ class Tail:
     def dial(self, endpoint: str, link: int = 1) -> None:
         self.sockets.dial(Dial("c", link, endpoint, HELLO), time.monotonic())
 
-    def wait(self, seconds: float = 3.0) -> LinkFrames | LinkGone | None:
+    def wait(self, seconds: float = 3.0) -> LinkFrame | LinkGone | None:
         """The next thing that happens, or None."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -152,11 +152,11 @@ def test_the_tail_greets_as_soon_as_the_connection_stands(context: Context, tail
     client, endpoint = bound(context)
     tail.dial(endpoint)
     assert tail.wait(0.2) is None
-    assert decode(client.recv_multipart()) == HELLO
-    client.send_multipart(encode(ReturnHello(1, b"tail", None)))
+    assert decode_frame(client.recv()) == HELLO
+    client.send(encode_frame(ReturnHello(1, b"tail", None)))
     event = tail.wait()
-    assert isinstance(event, LinkFrames)
-    assert decode(event.frames) == ReturnHello(1, b"tail", None)
+    assert isinstance(event, LinkFrame)
+    assert decode_frame(event.frame) == ReturnHello(1, b"tail", None)
 
 
 def test_a_dial_that_nobody_answers_fails_and_is_not_repeated(tail: Tail) -> None:
@@ -171,7 +171,7 @@ def test_a_client_that_dies_ends_its_link(context: Context, tail: Tail) -> None:
     client, endpoint = bound(context)
     tail.dial(endpoint)
     tail.wait(0.2)
-    client.recv_multipart()
+    client.recv()
     for _ in range(5):
         tail.sockets.send(SendLink("c", 1, ReturnAck(())), time.monotonic())
     client.close(linger=0)
@@ -197,7 +197,7 @@ _LEAVE_UNREAD = """
 import time, zmq
 from stagewire.stage.links.pair_sockets import PairSockets
 from stagewire.stage.tail.return_link import Dial
-from stagewire.wire.codec import encode
+from stagewire.wire.codec import encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.returns import ReturnAction, ReturnControl, TailHello
 context, poller = zmq.Context(), zmq.Poller()
@@ -209,9 +209,9 @@ endpoint = client.get_string(zmq.LAST_ENDPOINT)
 tail.dial(Dial("c", 1, endpoint, TailHello(Epoch(1, 1), "c", 1, b"o", b"t")), time.monotonic())
 time.sleep(0.3)
 tail.flush(time.monotonic())
-client.recv_multipart()
+client.recv()
 for number in range(4000):
-    client.send_multipart(encode(ReturnControl(f"r{number}", ReturnAction.CANCEL)))
+    client.send(encode_frame(ReturnControl(f"r{number}", ReturnAction.CANCEL)))
 time.sleep(0.5)  # the tail is in a long step and does not read
 client.close(linger=0)
 time.sleep(2.5)
@@ -256,7 +256,7 @@ def test_the_client_sees_a_connection_before_its_first_message(context: Context,
     """So that a stranger's two seconds count from its arrival."""
     dialler = pair(context)
     dialler.connect(end.bind())
-    dialler.send_multipart(encode(HELLO))
+    dialler.send(encode_frame(HELLO))
     assert end.wait(2) == [LinkConnected(1), LinkMessage(1, HELLO)]
 
 
@@ -274,9 +274,9 @@ def test_a_peer_that_leaves_takes_the_socket_with_it(context: Context, end: Clie
     dialler = pair(context)
     dialler.set(zmq.LINGER, 500)
     dialler.connect(endpoint)
-    dialler.send_multipart(encode(HELLO))
+    dialler.send(encode_frame(HELLO))
     assert end.wait(2) == [LinkConnected(1), LinkMessage(1, HELLO)]
-    dialler.send_multipart(encode(ReturnAck(())))
+    dialler.send(encode_frame(ReturnAck(())))
     dialler.close()
     assert end.wait(2) == [LinkMessage(1, ReturnAck(())), LinkDisconnected(1)]
     late = pair(context, RECONNECT_IVL=-1)
@@ -301,4 +301,4 @@ def test_the_two_ends_talk(context: Context, tail: Tail, end: ClientEnd) -> None
     reply: Message = ReturnHello(1, b"tail", None)
     assert end.sockets.send(1, reply, time.monotonic()) is None
     event = tail.wait()
-    assert isinstance(event, LinkFrames)
+    assert isinstance(event, LinkFrame)

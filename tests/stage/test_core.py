@@ -23,7 +23,7 @@ from stagewire.stage.instructions import (
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
 from stagewire.wire.cache_reports import AskCache, CacheReport
-from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
+from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode_frame
 from stagewire.wire.control import (
     Assemble,
     Assembled,
@@ -250,7 +250,7 @@ def run_ring(cores: list[StageCore], operators: list[ToyOperators], rounds: int 
 def relayed(instructions: list[Instruction]) -> list[Message]:
     """What went to clients through the broker."""
     sent = [i.message for i in instructions if isinstance(i, SendControl)]
-    return [decode([blob.data for blob in m.frames]) for m in sent if isinstance(m, RelayToClient)]
+    return [decode_frame(m.frame.data) for m in sent if isinstance(m, RelayToClient)]
 
 
 @pytest.mark.parametrize("cuts", [[(0, 2)], [(0, 1), (1, 2)]])
@@ -268,7 +268,7 @@ def test_the_ring_serves_a_request(cuts: list[tuple[int, int]]) -> None:
     assert [(e.request_id, e.finish_reason, e.usage.completion_tokens) for e in ended] == [
         ("r", FinishReason.LENGTH, 3)
     ]
-    reply = tuple(Blob(frame) for frame in encode(ReturnHello(hello.link, hello.tail_nonce, None)))
+    reply = Blob(encode_frame(ReturnHello(hello.link, hello.tail_nonce, None)))
     (tokens,) = relayed(cores[-1].handle_control(RelayToTail("c", EPOCH, reply), 0.0))
     assert isinstance(tokens, ReturnTokens)
     assert list(tokens.items[0].token_ids) == expected_tokens([3, 4, 5], 3, 2)
@@ -315,5 +315,5 @@ def test_relayed_nonsense_is_counted_and_harmless() -> None:
     """A client's bytes come through the broker unread; the tail reads them with care."""
     core = new_core()
     core.handle_control(assemble(), 0.0)
-    assert core.handle_control(RelayToTail("c", EPOCH, ()), 0.0) == []
+    assert core.handle_control(RelayToTail("c", EPOCH, Blob()), 0.0) == []
     assert core.num_dropped == 1

@@ -17,8 +17,9 @@ from stagewire.stage.files.jobs import FetchBlocks, JobDone, Staged
 from stagewire.stage.kv.blocks import Copy
 from stagewire.stage.kv.store import KvStore
 from stagewire.wire.errors import ErrorCode
+from stagewire.wire.file_orders import FileAction, FileOrder
 from stagewire.wire.request import CacheStatistics, StageTiming
-from stagewire.wire.ring import FileAction, FileOrder, Keep, Miss, Phase, Slice, Step
+from stagewire.wire.ring import Keep, Miss, Phase, Slice, Step
 from stagewire.wire.tensor import DType
 
 # --- rows ---

@@ -80,11 +80,11 @@ class Neighbours:
         self.broker.send_multipart([self._peer, *encode(message)])
 
     def send_step(self, step: Step) -> None:
-        self.hop.send_multipart(encode_ring(self.numbers.next(time.monotonic()), step))
+        self.hop.send(encode_ring(self.numbers.next(time.monotonic()), step))
 
     def result(self) -> StepResult:
         while self.feed.poll(WAIT_MS):
-            _, message = decode_ring(self.feed.recv_multipart())
+            _, message = decode_ring(self.feed.recv())
             if not isinstance(message, Repeat):
                 assert isinstance(message, StepResult)
                 return message

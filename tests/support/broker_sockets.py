@@ -84,7 +84,7 @@ class FakeStage:
     def next_fed(self) -> tuple[Envelope, Message]:
         """The next message on the feed that is no idle repetition."""
         while True:
-            envelope, message = decode_ring(self.feed.recv_multipart())
+            envelope, message = decode_ring(self.feed.recv())
             if not isinstance(message, Repeat):
                 return envelope, message
 

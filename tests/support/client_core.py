@@ -16,7 +16,7 @@ from stagewire.client.core.events import (
     Tick,
 )
 from stagewire.client.settings import ClientSettings
-from stagewire.wire.codec import Message, encode
+from stagewire.wire.codec import Message, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import Accepted, BrokerWelcome, Dispatched, Generate, RelayToClient, RelayToTail
 from stagewire.wire.note import Note
@@ -62,7 +62,7 @@ class Client:
         return self.on(BrokerMessage(message), now)
 
     def relay(self, message: Message) -> list[Instruction]:
-        return self.hear(RelayToClient("c", EPOCH, tuple(Blob(frame) for frame in encode(message))))
+        return self.hear(RelayToClient("c", EPOCH, Blob(encode_frame(message))))
 
     def link(self, message: Message, generation: int = 1, now: float | None = None) -> list[Instruction]:
         return self.on(LinkMessage(generation, message), now)
@@ -100,4 +100,4 @@ def tokens(first: int, *token_ids: int, ending: Ending | None = None, request_id
 
 
 def to_tail(message: Message) -> SendBroker:
-    return SendBroker(RelayToTail("c", EPOCH, tuple(Blob(bytes(frame)) for frame in encode(message))))
+    return SendBroker(RelayToTail("c", EPOCH, Blob(encode_frame(message))))

@@ -24,7 +24,7 @@ from stagewire.client.core.events import (
 )
 from stagewire.stage.tail.return_link import CloseLink, Dial, LinkInstruction, ReturnLink, SendRelay, TellHead
 from stagewire.stage.tail.return_link import SendLink as TailSend
-from stagewire.wire.codec import Message, decode, encode
+from stagewire.wire.codec import Message, decode, decode_frame, encode, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import (
     Accepted,
@@ -211,8 +211,8 @@ class SimulatedNetwork:
                 case CloseLink(_, link):
                     self.hang_up(link)
                 case SendRelay(_, message):
-                    frames = tuple(Blob(bytes(frame)) for frame in encode(message))
-                    self.tell_client(RelayToClient(CLIENT, self.tail.epoch, frames))
+                    frame = Blob(encode_frame(message))
+                    self.tell_client(RelayToClient(CLIENT, self.tail.epoch, frame))
                 case TellHead(message):
                     self.tell_head(message)
 
@@ -266,7 +266,7 @@ class SimulatedNetwork:
         elif isinstance(message, Cancel):
             self.broker_cancels(message.request_id)
         elif isinstance(message, RelayToTail) and message.epoch == self.tail.epoch:
-            inner = decode([blob.data for blob in message.frames])
+            inner = decode_frame(message.frame.data)
             self.perform_tail(self.tail.link.receive(None, inner, self.now))
 
     def take_offer(self, offer: ReturnOffer | None) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import zmq
 
 from stagewire.wire.card import ModelCard, card_digest
-from stagewire.wire.codec import Message, decode, encode
+from stagewire.wire.codec import Message, decode, decode_frame, encode, encode_frame
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import (
     Accepted,
@@ -89,7 +89,7 @@ class Broker:
         self._outgoing.append(frames)
 
     def relay(self, message: Message, epoch: Epoch = EPOCH) -> None:
-        self.send(RelayToClient(CLIENT, epoch, tuple(Blob(bytes(frame)) for frame in encode(message))))
+        self.send(RelayToClient(CLIENT, epoch, Blob(encode_frame(message))))
 
     def expect(self, kind: type[Kind]) -> Kind:
         """The next message of this kind; others before it are skipped."""
@@ -163,13 +163,13 @@ class Tail:
 
     def send(self, *messages: Message) -> None:
         for message in messages:
-            self.socket.send_multipart(encode(message))
+            self.socket.send(encode_frame(message))
 
     def tokens(self, request_id: str, first: int, *token_ids: int, ending: Ending | None = None) -> None:
         self.send(ReturnTokens((ReturnItem(request_id, first, token_ids, (), ending),)))
 
     def receive(self, seconds: float = WAIT_S) -> Message | None:
-        return decode(self.socket.recv_multipart()) if self.socket.poll(round(1000 * seconds)) else None
+        return decode_frame(self.socket.recv()) if self.socket.poll(round(1000 * seconds)) else None
 
     def expect(self, kind: type[Kind]) -> Kind:
         while True:

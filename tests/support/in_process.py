@@ -21,7 +21,7 @@ from stagewire.stage.head.limits import HeadLimits
 from stagewire.stage.instructions import Instruction, SendControl, SendHead, SendNext, StartJob
 from stagewire.stage.kv.store import KvStore
 from stagewire.stage.schedule.limits import SchedulerLimits
-from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
+from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode_frame
 from stagewire.wire.control import Assemble, GenerateAck, StageInfo
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.frontend import RelayToClient, RelayToTail
@@ -198,7 +198,7 @@ class InProcessPipeline:
                     self.fed.append((index, received))
                     self._perform(0, self.cores[0].handle_ring(envelope, received, 0.0))
                 case SendControl(RelayToClient() as relay):
-                    self._to_client(decode([blob.data for blob in relay.frames]))
+                    self._to_client(decode_frame(relay.frame.data))
                 case SendControl(GenerateAck() as ack):
                     self.acks.append(ack)
                 case SendControl(SnapshotReport() as report):
@@ -210,7 +210,7 @@ class InProcessPipeline:
 
     def _to_client(self, message: Message) -> None:
         if isinstance(message, TailHello):
-            reply = tuple(Blob(frame) for frame in encode(ReturnHello(message.link, message.tail_nonce, None)))
+            reply = Blob(encode_frame(ReturnHello(message.link, message.tail_nonce, None)))
             last = len(self.cores) - 1
             self._perform(last, self.cores[last].handle_control(RelayToTail("client", EPOCH, reply), 0.0))
         elif isinstance(message, ReturnTokens):
@@ -223,9 +223,9 @@ class InProcessPipeline:
                 output.ending = output.ending or item.ending
 
     def _copied(self, message: Message) -> Message:
-        frames = [bytes(frame) for frame in encode(message)]
-        self.hop_bytes += sum(len(frame) for frame in frames)
-        return decode(frames)
+        frame = encode_frame(message)
+        self.hop_bytes += len(frame)
+        return decode_frame(frame)
 
 
 def stage_info(vocab_size: int) -> StageInfo:

@@ -21,7 +21,7 @@ from stagewire.stage.instructions import Instruction, SendControl, SendHead, Sen
 from stagewire.stage.stage_epoch import TakenStep
 from stagewire.stage.tail.core import Draw
 from stagewire.stage.timing.head_times import ReadTime
-from stagewire.wire.codec import BROKER, Envelope, Message, decode, encode
+from stagewire.wire.codec import BROKER, Envelope, Message, decode_frame, encode_frame
 from stagewire.wire.frontend import RelayToClient, RelayToTail
 from stagewire.wire.request import Ending, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
@@ -180,7 +180,7 @@ class TimedRing:
                     self._stages[index].written_s = self._costs.write_s
                     self._send(index, envelope, message, now)
                 case SendControl(RelayToClient() as relay):
-                    self._to_client(decode([bytes(blob.data) for blob in relay.frames]))
+                    self._to_client(decode_frame(relay.frame.data))
                 case _:
                     pass
         return now
@@ -191,7 +191,7 @@ class TimedRing:
 
     def _to_client(self, message: Message) -> None:
         if isinstance(message, TailHello):
-            reply = tuple(Blob(frame) for frame in encode(ReturnHello(message.link, message.tail_nonce, None)))
+            reply = Blob(encode_frame(ReturnHello(message.link, message.tail_nonce, None)))
             tail = self._pipeline.cores[self._last]
             now = self.now + self._stages[self._last].clock_offset_s
             self._perform(self._last, tail.handle_control(RelayToTail("client", EPOCH, reply), now), self.now)

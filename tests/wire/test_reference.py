@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagewire.wire.codec import registered
+from stagewire.wire.codec import VERSION, registered
 from stagewire.wire.reference import PAGE, rendered
 
 
@@ -17,3 +17,8 @@ def test_the_page_names_every_message() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for kind, cls in registered().items():
         assert f"| {kind} | `{cls.__name__}` |" in page
+
+
+def test_the_page_is_of_this_version() -> None:
+    """Its first line says which version it describes."""
+    assert f"\nVersion {VERSION}. " in PAGE.read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ import zmq
 from support.client_peers import CLIENT, EPOCH, WAIT_S, Broker, Context, Tail, dispatched, length, tails_context
 
 from stagewire.client import Client, ClientSettings, ErrorCode, FinishReason, Generation, RequestRefused, StagewireError
-from stagewire.wire.codec import VERSION, Message, decode
+from stagewire.wire.codec import VERSION, Message, decode_frame
 from stagewire.wire.frontend import (
     BrokerWelcome,
     Cancel,
@@ -194,7 +194,7 @@ def test_a_spoiled_next_endpoint_is_replaced_over_the_link(context: Context, bro
 
 
 def relayed(broker: Broker) -> Message:
-    return decode([blob.data for blob in broker.expect(RelayToTail).frames])
+    return decode_frame(broker.expect(RelayToTail).frame.data)
 
 
 def test_a_tail_that_cannot_dial_comes_through_the_broker_and_returns_to_the_direct_path(

@@ -24,7 +24,8 @@ from stagewire.stage.files.block_file import (
 from stagewire.stage.files.disk_tier import DiskTier
 from stagewire.stage.kv.prefix_index import ROOT, chain_hash
 from stagewire.wire.errors import SettingsError
-from stagewire.wire.ring import FileAction, Step
+from stagewire.wire.file_orders import FileAction
+from stagewire.wire.ring import Step
 from stagewire.wire.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
