@@ -124,7 +124,7 @@ class _HeaderReader:
     def _read_preamble(self) -> tuple[int, int]:
         if self._data[:4] != b"GGUF":
             thing = describe_head(self._data[:HEAD_BYTES])
-            self._fail(f"not a GGUF file, but {thing}" if thing else "not a GGUF file")
+            self._fail(f"not a GGUF file, but {thing}" if thing else "not a GGUF file; give the path of a .gguf file")
         self._position = 4
         version = self._unsigned("I")
         if version not in (2, 3):

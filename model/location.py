@@ -18,6 +18,7 @@ _PIECE = re.compile(
 )
 _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_HOST = re.compile(r"([a-z0-9-]+\.)+[a-z]{2,}(:\d+)?/(.+/.+|.+\.gguf)", re.IGNORECASE)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _MAX_SHOWN = 5
 
@@ -85,7 +86,7 @@ def _whole(path: Path) -> str:
 
 def _of_folder(folder: Path) -> str:
     try:
-        names = sorted(entry.name for entry in folder.iterdir())
+        names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     except OSError as error:
         return f"{folder} is a folder that cannot be listed: {error.strerror}"
     models = [name for name in names if name.lower().endswith(_SUFFIX)]
@@ -97,8 +98,7 @@ def _of_folder(folder: Path) -> str:
             f"{folder} is a folder with {weights[0]}, a model in another format; take a {_SUFFIX} file of the same "
             f"model, or make one with llama.cpp's convert_hf_to_gguf.py"
         )
-    what = "an empty folder" if not names else "a folder without a .gguf file"
-    return f"{folder} is {what}; give the path of a .gguf file"
+    return f"{folder} is a folder without a {_SUFFIX} file; give the path of one"
 
 
 # --- what is not there ---
@@ -113,8 +113,10 @@ def _missing(text: str, path: Path) -> Path | None:
     if path.is_symlink():
         raise ModelError(f"{path} is a symbolic link to {path.readlink()}, and there is no such file")
     near = _near(path)
-    is_path = path.suffix.lower() == _SUFFIX or text.startswith(("/", ".", "~")) or path.is_absolute()
-    if not is_path and _REPOSITORY.fullmatch(text) and not path.parent.is_dir():
+    is_path = path.suffix.lower() == _SUFFIX or text.startswith(("/", ".", "~")) or text.endswith("/")
+    if _HOST.match(text) and not Path(path.parts[0]).exists():
+        raise ModelError(_of_url(f"https://{text}"))
+    if not is_path and _REPOSITORY.fullmatch(text) and not path.parent.exists():
         raise ModelError(
             f"{text}: there is no such file. If it is a repository of a model hub: download one {_SUFFIX} file from "
             f"it, as with `hf download {text.partition(':')[0]} FILE{_SUFFIX} --local-dir .`, and give its path"

@@ -54,6 +54,10 @@ def as_somebody_else() -> Iterator[None]:
         ("Some-Org/Model.v2-GGUF", r"hf download Some-Org/Model\.v2-GGUF "),
         ("org/name:Q4_K_M", r"hf download org/name FILE"),
         ("/nowhere/at/all/x.gguf", r"no such file, nor a folder /nowhere$"),
+        ("hub.example/a/b", r"https://hub\.example/a/b is a URL"),
+        ("www.hub.example:8080/m.gguf", r"is a URL"),
+        ("some.org/name", r"hf download some\.org/name"),
+        ("absent/", r"there is no such file$"),
         ("./org/name", r"there is no such file, nor a folder org$"),
         ("~/absent-folder/x", r"there is no such file"),
         ("a/b/c", r"there is no such file"),
@@ -85,7 +89,7 @@ def listening(path: Path) -> None:
         (fifo, "is a FIFO; several processes map a model"),
         (listening, "is a socket"),
         (lambda path: path.symlink_to("/dev/null"), "is a device"),
-        (lambda path: path.mkdir(), "is an empty folder"),
+        (lambda path: path.mkdir(), "is a folder without a .gguf file"),
         (
             lambda path: path.symlink_to(path.with_name("gone")),
             "is a symbolic link to .*/gone, and there is no such file",
@@ -119,11 +123,13 @@ def test_a_device_is_no_model(path: str) -> None:
         ),
         (["pytorch_model.bin"], r"with pytorch_model\.bin, a model in another format"),
         (["README.md", "tokenizer.json"], r"a folder without a \.gguf file"),
-        ([], r"an empty folder"),
+        ([], r"a folder without a \.gguf file; give the path of one"),
+        (["sub.gguf/x"], r"a folder without a \.gguf file"),
     ],
 )
 def test_of_a_folder_its_models_are_named(files: list[str], words: str, tmp_path: Path) -> None:
     for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     assert re.search(words, refusal(str(tmp_path)))
 
