@@ -69,8 +69,10 @@ def _lock_file(folder: Path) -> BinaryIO:
     """The held lock; it gets its name once it is held, so that nobody takes it for one that is free."""
     nameless = folder / f"{_LOCK}.new"
     file = nameless.open("wb")
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    nameless.rename(folder / _LOCK)
+    # On a file system without locks it stays nameless, and the folder is not removed by others.
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        nameless.rename(folder / _LOCK)
     return file
 
 

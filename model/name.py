@@ -23,7 +23,8 @@ def model_name(given: str, gguf: GgufFile) -> str:
     """
     if given in CATALOGUE:
         return CATALOGUE[given].name
-    name = Path(given).name
+    # The bytes of the name, read as UTF-8 whatever the locale says, so that it is the same under all of them.
+    name = Path(given).name.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     name = name[: -len(_SUFFIX)] if name.lower().endswith(_SUFFIX) else name
     own = gguf.metadata.get("general.name")
     if (not name or _DIGEST.fullmatch(name)) and isinstance(own, str):

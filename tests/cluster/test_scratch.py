@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -85,6 +87,22 @@ def test_what_is_not_surely_ours_and_abandoned_is_left_alone(temporary: Path) ->
     assert remove_abandoned() == []
     assert sorted(temporary.iterdir()) == before
     assert (elsewhere / "owner.lock").exists()
+
+
+def test_where_files_cannot_be_locked_nothing_is_taken_for_abandoned(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: object, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = ScratchFolder()
+    monkeypatch.undo()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert remove_abandoned() == []
+    assert folder.path.is_dir()
+    folder.close()
+    assert list(temporary.iterdir()) == []
 
 
 def test_without_a_folder_for_it_a_cluster_says_what_to_set(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

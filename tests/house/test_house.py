@@ -274,6 +274,15 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist
 
 
+def test_the_wheel_names_the_command_and_the_pytest_plugin(archives: Path) -> None:
+    (wheel,) = archives.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        lines = archive.read(name).decode().splitlines()
+    assert lines[lines.index("[pytest11]") + 1] == "stagewire = stagewire.cluster.pytest_plugin"
+    assert lines[lines.index("[console_scripts]") + 1] == "stagewire = stagewire.cli.main:main"
+
+
 def wheel_files(folder: Path) -> dict[str, int]:
     """What the folder's wheel holds: each file and its size."""
     (wheel,) = folder.glob("*.whl")

@@ -66,6 +66,7 @@ def test_a_vocabulary_that_the_first_stage_would_refuse_is_refused(tmp_path: Pat
         ("sha256-" + "0a" * 32, "SmolLM2 135M", "SmolLM2 135M"),
         ("b1" * 20, None, "b1" * 20),
         ("b\udce9.gguf", None, "b_"),
+        ("Mod\udcc3\udca8le.gguf", None, "Modèle"),
         ("clear\x1b[2J\n.gguf", None, "clear_[2J_"),
         ("-m.gguf", None, "-m"),
         (".gguf", None, "model"),
