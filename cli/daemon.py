@@ -11,6 +11,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from stagewire.cli.characters import path_of
 from stagewire.cli.failure import EXIT_INTERRUPTED
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -24,7 +25,7 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
         help="one key=value line per event on stderr (default: info)",
     )
     group = parser.add_argument_group("for whoever starts this process")
-    group.add_argument("--announce", type=Path, metavar="FILE", help="write FILE (JSON) when ready")
+    group.add_argument("--announce", type=path_of, metavar="FILE", help="write FILE (JSON) when ready")
     group.add_argument(
         "--parent-pipe",
         type=int,

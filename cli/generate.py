@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stagewire.cli.answer_limit import LimitedAnswer, add_limit_flag
+from stagewire.cli.characters import read_text
 from stagewire.cli.endpoint import add_endpoint_flag, connect
 from stagewire.cli.sampling import add_sampling_flags, sampling_of
 from stagewire.cli.terminal import interrupt_on_sigterm
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.raw and options.system:
         raise SettingsError("--raw and --system: without a chat template there is no system message; give one of them")
     interrupt_on_sigterm()  # so that whoever ends this command ends its request, too
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt = read_text() if options.prompt == "-" else options.prompt
     with connect(options) as client, _answer(client, prompt, options) as answer:
         if options.json:
             print(json.dumps(as_object(finished(answer))))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from stagewire.cli.characters import decode_texts, prepare_streams
 from stagewire.cli.failure import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_TERMINATED, MissingExtra, report
 from stagewire.cli.terminal import Terminated
 from stagewire.wire.errors import SettingsError, StagewireError
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     raise_open_file_limit()
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
+        prepare_streams()
         options = parsed(arguments, command)
+        decode_texts(options)
         code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -79,6 +82,8 @@ def parsed(arguments: list[str], command: str | None) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            message += "; a value that begins with - is written behind =, as in --model=-m.gguf"
         raise SettingsError(message)
 
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from stagewire.cli.terminal import progress_lines
+from stagewire.cli.terminal import interrupt_on_sigterm, progress_lines
 
 if TYPE_CHECKING:
     from stagewire.model.catalogue import Entry
@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 
+    interrupt_on_sigterm()  # so that nothing half fetched is left
     name = options.name or DEFAULT_MODEL
     with progress_lines() as progress:
         path = resolve(name, progress)
@@ -63,14 +64,23 @@ def _list(options: argparse.Namespace) -> int:
     for model in models:
         print(f"{model.name}{' (default)' if model.is_default else ''}: {model.description}")
         state = model.path or f"not fetched yet: stagewire models fetch {model.name}"
-        print(f"  {model.size_bytes / 1e6:.0f} MB, {model.license}; {state}")
+        print(f"  {model.size_bytes / 1e6:.{0 if model.size_bytes > 1e6 else 1}f} MB, {model.license}; {state}")
     return 0
 
 
 def _known_models() -> list[KnownModel]:
     from stagewire.model.catalogue import CATALOGUE, DEFAULT_MODEL
+    from stagewire.model.shipped import TINY_MODEL, tiny_model_path
 
-    return [
+    tiny = KnownModel(
+        name=TINY_MODEL,
+        description="random weights, for tests: takes text and chats, and says nothing",
+        license="Apache-2.0",
+        size_bytes=tiny_model_path().stat().st_size,
+        is_default=False,
+        path=str(tiny_model_path()),
+    )
+    fetched = [
         KnownModel(
             name=entry.name,
             description=entry.description,
@@ -81,6 +91,7 @@ def _known_models() -> list[KnownModel]:
         )
         for entry in CATALOGUE.values()
     ]
+    return [*fetched, tiny]
 
 
 def _fetched_path(entry: Entry) -> str | None:
@@ -88,4 +99,4 @@ def _fetched_path(entry: Entry) -> str | None:
     from stagewire.wire.cache_folder import cache_folder
 
     found = (cache_folder() / "models").glob(f"{entry.name}-*.gguf")
-    return next((str(path) for path in found if path.stat().st_size == entry.size_bytes), None)
+    return next((str(path) for path in found if path.is_file() and path.stat().st_size == entry.size_bytes), None)

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
+from stagewire.cli.characters import path_text
 from stagewire.sockets.condition import WireCondition
 
 T = TypeVar("T")
@@ -60,15 +61,15 @@ def _add(
     is_told = default in (None, dataclasses.MISSING) or "(default" in text
     shown = "" if is_told else f"(default: {default})"
     parser.add_argument(
-        f"--{field.name.replace('_', '-')}", type=_reader(hint, default), default=argparse.SUPPRESS,
+        f"--{field.name.replace('_', '-')}", type=_reader(field.name, hint, default), default=argparse.SUPPRESS,
         metavar=field.name.rpartition("_")[2].upper(), help=f"{text} {shown}".strip().replace("%", "%%"),
     )  # fmt: skip
 
 
-def _reader(hint: object, default: object) -> Callable[[str], object]:
+def _reader(name: str, hint: object, default: object) -> Callable[[str], object]:
     """Where None is not the default it means `off`."""
     scalar = _scalar(hint)
-    read = _READERS[scalar]
+    read = path_text if name.endswith("_directory") else _READERS[scalar]
     if scalar is hint or default is None:
         return read
 

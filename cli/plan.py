@@ -7,9 +7,11 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stagewire.cli.characters import path_of, path_text
 from stagewire.cli.daemon import LOG_LEVELS
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import SettingsError
+from stagewire.wire.printable import printable
 
 if TYPE_CHECKING:
     from stagewire.cluster.local import LocalCluster
@@ -21,7 +23,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     from stagewire.stage.settings import PRECISIONS
 
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL,
+        "--model", type=path_text, default=DEFAULT_MODEL,
         help="a name from `stagewire models`, or a .gguf file (default: %(default)s)",
     )  # fmt: skip
     cut = parser.add_mutually_exclusive_group()
@@ -51,10 +53,15 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--cache-tokens", type=int, metavar="N", help="of these, as many may stay in the prefix cache; 0: no cache"
     )
     memory.add_argument(
-        "--disk-directory", metavar="DIR", help="also keep the cache in files there, for later and for the next start"
+        "--disk-directory",
+        type=path_text,
+        metavar="DIR",
+        help="also keep the cache in files there, for later and for the next start",
     )
     memory.add_argument("--disk-bytes", type=int, metavar="N", help="how much that directory may hold (default: 4 GiB)")
-    memory.add_argument("--snapshot-directory", metavar="DIR", help="where snapshots are exported to and imported from")
+    memory.add_argument(
+        "--snapshot-directory", type=path_text, metavar="DIR", help="where snapshots are exported to and imported from"
+    )
     memory.add_argument(
         "--snapshot-bytes", type=int, metavar="N", help="how much that directory may hold (default: 16 GiB)"
     )
@@ -62,7 +69,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--max-sequences", type=int, metavar="N", help="as many requests may run at a time (default: 64)"
     )
     parser.add_argument("--no-metrics", action="store_true", help="serve no metrics, in no process")
-    parser.add_argument("--log-dir", metavar="DIR", help="keep one log per process there")
+    parser.add_argument("--log-dir", type=path_of, metavar="DIR", help="keep one log per process there")
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="how much each process logs (default: info)")
 
 
@@ -74,13 +81,13 @@ def planned_cluster(
     from pathlib import Path
 
     from stagewire.cluster.local import LocalCluster
+    from stagewire.cluster.notices import text_notices
     from stagewire.cluster.spec import BrokerSpec, StageLimits
 
     if options.no_metrics:
         broker = replace(broker or BrokerSpec(), metrics_port="off")
     disk, snapshots = (
-        name and str(Path(name).expanduser().absolute())
-        for name in (options.disk_directory, options.snapshot_directory)
+        name and str(Path(name).absolute()) for name in (options.disk_directory, options.snapshot_directory)
     )
     limits = StageLimits(
         kv_tokens=options.kv_tokens,
@@ -96,7 +103,7 @@ def planned_cluster(
     broker = replace(broker or BrokerSpec(), log_level=options.log_level)
     if options.no_metrics:
         limits = replace(limits, metrics_port="off")
-    return LocalCluster(
+    cluster = LocalCluster(
         options.model,
         stages=options.stages,
         split=options.split,
@@ -107,9 +114,13 @@ def planned_cluster(
         conditions=dict(options.wire_condition),
         broker=broker,
         limits=limits,
-        log_dir=None if options.log_dir is None else Path(options.log_dir),
+        log_dir=options.log_dir,
         progress=progress,
     )
+    _check_backends(cluster)
+    for remark in (*cluster.model.remarks, *text_notices(cluster.model.card)):
+        progress(f"note: {printable(remark)}")
+    return cluster
 
 
 def _check(limits: StageLimits, threads: int | list[int] | None) -> None:
@@ -125,6 +136,27 @@ def _check(limits: StageLimits, threads: int | list[int] | None) -> None:
     given = {name: value for name, value in asdict(limits).items() if value is not None}
     for count in threads if isinstance(threads, list) else [1 if threads is None else threads]:
         StageSettings(model="any", control_endpoint="tcp://127.0.0.1:1", threads=count, **given)
+
+
+def _check_backends(cluster: LocalCluster) -> None:
+    """That something here can compute the layers of each stage.
+
+    Raises:
+        SettingsError: a stage would find that nothing can.
+    """
+    from stagewire.stage.backend import choose_backend
+    from stagewire.stage.settings import StageSettings
+
+    for stage in (stage for pipeline in cluster.spec.pipelines for stage in pipeline):
+        settings = StageSettings(
+            model=cluster.spec.model,
+            control_endpoint="tcp://127.0.0.1:1",
+            layer_start=stage.layers.start,
+            layer_end=stage.layers.end,
+            precision=stage.precision or "auto",
+            device=stage.device or "cpu",
+        )
+        choose_backend(cluster.model.path, cluster.model.card.config, settings, stage.layers.end)
 
 
 def _names(text: str) -> str | list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 
+from stagewire.cli.characters import path_text
 from stagewire.cli.daemon import Daemon, add_process_flags
 from stagewire.cli.options import add_other_settings, add_settings, chosen
 from stagewire.wire.address import DEFAULT_CONTROL
@@ -26,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument(
         "--model",
+        type=path_text,
         default=DEFAULT_MODEL,
         help="a name from `stagewire models`, or a .gguf file (default: %(default)s)",
     )

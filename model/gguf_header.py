@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
+from stagewire.model.foreign import HEAD_BYTES, describe_head
 from stagewire.model.gguf_types import TENSOR_TYPES
 from stagewire.wire.errors import ModelError
 
@@ -35,6 +36,7 @@ _ARRAY = 9
 _BOOL = 7
 # struct codes of GGUF's value types; strings and arrays have none.
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_CUT_SHORT = "the file ends inside its header: it is truncated or damaged; fetch it again"
 _U64 = struct.Struct("<Q")
 
 
@@ -64,12 +66,16 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that a GGUF file says before its data. `num_bytes` is the header's own length."""
+    """All that a GGUF file says before its data. `num_bytes` is the header's own length.
+
+    `data_end` is where the last tensor ends; a tensor of an unknown type has no length there.
+    """
 
     metadata: Mapping[str, Scalar]
     arrays: Mapping[str, ArrayInfo]
     tensors: Mapping[str, TensorInfo]
     num_bytes: int
+    data_end: int
 
 
 def read_header(data: mmap | bytes, path: Path) -> Header:
@@ -81,7 +87,7 @@ def read_header(data: mmap | bytes, path: Path) -> Header:
     try:
         return _HeaderReader(data, path).read()
     except (struct.error, OverflowError):
-        raise ModelError(f"{path}: the file ends inside its header; it is truncated or damaged") from None
+        raise ModelError(f"{path}: {_CUT_SHORT}") from None
 
 
 def read_array(data: mmap | bytes, info: ArrayInfo, path: Path) -> list[Scalar]:
@@ -112,11 +118,13 @@ class _HeaderReader:
         self._check_end()
         data_start = -(-self._position // alignment) * alignment
         placed = self._place_tensors(tensors, data_start, alignment)
-        return Header(MappingProxyType(metadata), MappingProxyType(arrays), placed, self._position)
+        data_end = max((info.offset + info.num_bytes for info in placed.values()), default=data_start)
+        return Header(MappingProxyType(metadata), MappingProxyType(arrays), placed, self._position, data_end)
 
     def _read_preamble(self) -> tuple[int, int]:
         if self._data[:4] != b"GGUF":
-            self._fail("not a GGUF file")
+            thing = describe_head(self._data[:HEAD_BYTES])
+            self._fail(f"not a GGUF file, but {thing}" if thing else "not a GGUF file; give the path of a .gguf file")
         self._position = 4
         version = self._unsigned("I")
         if version not in (2, 3):
@@ -189,9 +197,8 @@ class _HeaderReader:
             if relative % alignment:
                 self._fail(f"tensor {name!r:.80} has offset {relative}, not a multiple of {alignment}")
             type_name, num_bytes = self._size_tensor(name, shape, type_id)
-            if data_start + relative + num_bytes > len(self._data):
-                self._fail(f"tensor {name!r:.80} ends beyond the file; it is truncated or damaged")
             placed[name] = TensorInfo(name, shape, type_name, data_start + relative, num_bytes)
+        self._check_length(placed)
         self._check_overlaps(placed)
         return MappingProxyType(placed)
 
@@ -207,6 +214,15 @@ class _HeaderReader:
         for size in shape[:-1]:
             num_blocks *= size
         return kind.name, num_blocks * kind.block_bytes
+
+    def _check_length(self, placed: Mapping[str, TensorInfo]) -> None:
+        beyond = [info for info in placed.values() if info.offset + info.num_bytes > len(self._data)]
+        if beyond:
+            first, needed = beyond[0], max(info.offset + info.num_bytes for info in beyond)
+            self._fail(
+                f"tensor {first.name!r:.80} ends beyond the file, which has {len(self._data)} of {needed} bytes: "
+                "it is truncated or damaged; fetch it again, to its end"
+            )
 
     def _check_overlaps(self, placed: Mapping[str, TensorInfo]) -> None:
         in_order = sorted((info for info in placed.values() if info.num_bytes), key=lambda info: info.offset)
@@ -240,7 +256,7 @@ class _HeaderReader:
 
     def _check_end(self) -> None:
         if self._position > len(self._data):
-            self._fail("the file ends inside its header; it is truncated or damaged")
+            self._fail(_CUT_SHORT)
 
     def _fail(self, defect: str) -> NoReturn:
         raise ModelError(f"{self._path}: {defect}")

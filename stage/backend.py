@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from stagewire.model.gguf import GgufFile
 from stagewire.model.gguf_codes import CODE_FORMS
@@ -31,8 +33,36 @@ class Backend:
     kernel: str
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What will compute a stage: the kernel's name and module (None: PyTorch), and the precision, never `auto`.
+
+    `reason` says why it is PyTorch where native kernels would have been taken.
+    """
+
+    precision: str
+    native: tuple[str, ModuleType] | None
+    reason: str = ""
+
+
 def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> Backend:
     """Load `[settings.layer_start, layer_end)` as the settings ask.
+
+    Raises:
+        SettingsError, ModelError: as `choose_backend`.
+    """
+    choice = choose_backend(path, config, settings, layer_end)
+    if choice.native:
+        name, kernel = choice.native
+        operators = load_native_operators(kernel, path, config, settings, layer_end, choice.precision)
+        return Backend(operators, choice.precision, name)
+    if choice.reason:
+        log.warning("event=no_native_kernels detail=%r precision=%s", choice.reason, choice.precision)
+    return _load_torch(path, config, settings, layer_end, choice.precision)
+
+
+def choose_backend(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int) -> Choice:
+    """What `load_backend` would take, found out of the file's header, without a weight.
 
     `auto` takes the weights as the file stores them if it stores codes and native kernels can be had, else bf16.
 
@@ -41,20 +71,28 @@ def load_backend(path: Path, config: ModelConfig, settings: StageSettings, layer
         ModelError: a tensor is missing, or of a type that cannot be read.
     """
     if settings.precision in _TORCH_PRECISIONS:
-        return _load_torch(path, config, settings, layer_end, settings.precision)
+        return _choose_torch(settings, settings.precision)
     chosen = best_kernel()
     with GgufFile.open(path) as gguf:
         reason = _reason_against(gguf, config, settings, layer_end)
     if chosen is None and not reason:
         reason = "they are not built here: install again where there is a C++ compiler"
     if chosen and not reason:
-        name, kernel = chosen
-        precision = "stored" if settings.precision == "auto" else settings.precision
-        return Backend(load_native_operators(kernel, path, config, settings, layer_end, precision), precision, name)
+        return Choice("stored" if settings.precision == "auto" else settings.precision, chosen)
     if settings.precision != "auto":
         raise SettingsError(f"precision={settings.precision!r} needs the native kernels, but {reason}")
-    log.warning("event=no_native_kernels detail=%r precision=bf16", reason)
-    return _load_torch(path, config, settings, layer_end, "bf16")
+    return _choose_torch(settings, "bf16", reason)
+
+
+def _choose_torch(settings: StageSettings, precision: str, reason: str = "") -> Choice:
+    if settings.kv_precision != "auto":
+        raise SettingsError(
+            f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto"
+        )
+    if importlib.util.find_spec("torch") is None:
+        because = f" ({reason})" if reason else ""
+        raise SettingsError(f"this takes PyTorch{because}, which is missing: pip install 'stagewire[stage]'")
+    return Choice(precision, None, reason)
 
 
 def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings, layer_end: int) -> str:
@@ -73,10 +111,6 @@ def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings
 
 
 def _load_torch(path: Path, config: ModelConfig, settings: StageSettings, layer_end: int, precision: str) -> Backend:
-    if settings.kv_precision != "auto":
-        raise SettingsError(
-            f"kv_precision={settings.kv_precision!r}: PyTorch stages keep keys as their weights; use auto"
-        )
     # It takes a second and 190 MB to import; a native stage does without.
     try:
         from stagewire.stage.pytorch.loader import load_torch_operators  # noqa: PLC0415

@@ -17,6 +17,7 @@ from stagewire.model.config import read_config
 from stagewire.model.digest import model_digest, stage_digest
 from stagewire.model.gguf import GgufFile
 from stagewire.model.layout import check_layer_range, stage_tensors
+from stagewire.model.name import model_name
 from stagewire.sockets import descriptors
 from stagewire.sockets.connection import HIGH_WATER_MARK, bind, new_socket
 from stagewire.stage.backend import Backend, load_backend
@@ -114,7 +115,7 @@ def load_stage(settings: StageSettings) -> LoadedStage:
         config = read_config(gguf)
         layer_end = config.num_layers if settings.layer_end is None else settings.layer_end
         check_layer_range(config, settings.layer_start, layer_end)
-        name = Path(settings.model).stem if settings.model.endswith(".gguf") else settings.model
+        name = model_name(settings.model, gguf)
         # Only its bytes are kept, and the rest is gone before memory is given back.
         card_parts = _card_parts(_card(settings.model, gguf, name) if settings.layer_start == 0 else None)
         digest = model_digest(gguf)

@@ -9,9 +9,13 @@ from pathlib import Path
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns where fetched files are kept: `$STAGEWIRE_CACHE`, or `stagewire` in the user's cache folder."""
+    """Returns where fetched files are kept: `$STAGEWIRE_CACHE`, or `stagewire` in the user's cache folder.
+
+    A `~` at the beginning is expanded: a shell does not do it everywhere, and other programs not at all.
+    """
     if environment.get("STAGEWIRE_CACHE"):
-        return Path(environment["STAGEWIRE_CACHE"]).absolute()
+        chosen = os.path.expanduser(environment["STAGEWIRE_CACHE"])  # noqa: PTH111  # pathlib's raises without a home
+        return Path(chosen).absolute()
     # The XDG specification says to ignore a relative path.
     if environment.get("XDG_CACHE_HOME", "").startswith("/"):
         return Path(environment["XDG_CACHE_HOME"], "stagewire")

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import ClassVar
 
 from stagewire.wire.limits import MAX_DETAIL_CHARS
+from stagewire.wire.printable import printable
 
 
 class ErrorCode(str, Enum):
@@ -71,10 +72,12 @@ class StagewireError(Exception):
     """Base of all errors: a stable `code`, a `detail` that says what to do, and whether to retry."""
 
     default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+    kept: ClassVar[str] = ""
+    """Characters of a detail that stay although they are not printable; else it is one line."""
 
     def __init__(self, detail: str, code: ErrorCode | None = None) -> None:
-        # Whatever a library wrote into it, a detail must fit into a message.
-        detail = detail[:MAX_DETAIL_CHARS]
+        # Whatever a library or a file's name brought into it, a detail must fit into a message, and be shown as it is.
+        detail = printable(detail[:MAX_DETAIL_CHARS], self.kept)[:MAX_DETAIL_CHARS]
         super().__init__(detail)
         self.detail = detail
         self.code = code or self.default_code
@@ -128,6 +131,7 @@ class ClusterError(StagewireError):
     """A process of a local cluster did not start or did not answer; all of them were stopped."""
 
     default_code = ErrorCode.STAGE_START_FAILED
+    kept = "\n\t"  # it quotes lines of a log
 
 
 class InvalidTransition(AssertionError):

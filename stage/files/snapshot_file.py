@@ -78,10 +78,11 @@ def digest_of(data: bytes) -> str:
 
 
 def encode_part(numerics: bytes, token_bytes: bytes, contents: Sequence[bytes]) -> bytes:
-    """The bytes of a part: int32 `token_ids` [T], uint8 `blocks` [blocks, bytes of one]."""
+    """The bytes of a part, always the same: int32 `token_ids` [T], uint8 `blocks` [blocks, bytes of one]."""
     blocks = np.frombuffer(b"".join(contents), np.uint8).reshape(len(contents), -1)
     tensors = {"token_ids": np.frombuffer(token_bytes, "<i4"), "blocks": blocks}
-    return save(tensors, {"format": _FORMAT, "numerics": numerics.hex()})
+    # One entry: the library writes several in any order, and the same snapshot would be another file each time.
+    return save(tensors, {"numerics": numerics.hex()})
 
 
 def decode_part(data: bytes, digest: str, numerics: bytes) -> tuple[bytes, tuple[bytes, ...]]:

@@ -9,6 +9,7 @@ import pytest
 
 from stagewire.cli.main import main
 from stagewire.model.catalogue import CATALOGUE, DEFAULT_MODEL
+from stagewire.model.shipped import TINY_MODEL, tiny_model_path
 
 
 @pytest.fixture
@@ -24,7 +25,8 @@ def test_a_model_that_is_not_there_says_how_to_fetch_it(cache: Path, capsys: pyt
     assert f"stagewire models fetch {DEFAULT_MODEL}" in text
     assert main(["models", "--json"]) == 0
     listed = {model["name"]: model for model in json.loads(capsys.readouterr().out)["models"]}
-    assert listed.keys() == CATALOGUE.keys()
+    assert listed.keys() == {*CATALOGUE, TINY_MODEL}
+    assert listed[TINY_MODEL]["path"] == str(tiny_model_path())
     assert listed[DEFAULT_MODEL]["path"] is None
 
 
@@ -35,9 +37,9 @@ def test_a_fetched_model_is_listed_with_its_path(cache: Path, capsys: pytest.Cap
     with path.open("wb") as file:
         file.truncate(entry.size_bytes)  # a hole: the list looks at the size only
     assert main(["models", "--json"]) == 0
-    (model,) = json.loads(capsys.readouterr().out)["models"]
+    model = json.loads(capsys.readouterr().out)["models"][0]
     assert model["path"] == str(path)
     path.write_bytes(b"cut short")
     assert main(["models", "--json"]) == 0
-    (model,) = json.loads(capsys.readouterr().out)["models"]
+    model = json.loads(capsys.readouterr().out)["models"][0]
     assert model["path"] is None

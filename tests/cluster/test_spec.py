@@ -120,3 +120,18 @@ def test_what_a_spec_leaves_open_is_the_process_own_default() -> None:
     options = build_parser("broker").parse_args(broker_command(BrokerSpec())[len(STAGEWIRE) :])
     expected = BrokerSettings(frontend_endpoint="tcp://127.0.0.1:*", control_endpoint="tcp://127.0.0.1:*")
     assert chosen(BrokerSettings, options) == expected
+
+
+@pytest.mark.parametrize(
+    ("broker", "grace_s"),
+    [
+        (BrokerSpec(), 0.0),
+        (BrokerSpec(frontend_endpoint="tcp://127.0.0.1:7070"), 0.0),
+        (BrokerSpec(grace_s=2.0), 2.0),
+        (BrokerSpec(control_endpoint="tcp://127.0.0.1:7071"), None),
+    ],
+)
+def test_a_broker_waits_for_stages_at_its_first_start_only_where_these_could_know_it(
+    broker: BrokerSpec, grace_s: float | None
+) -> None:
+    assert broker.first().grace_s == grace_s

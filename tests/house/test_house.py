@@ -61,7 +61,7 @@ ARROWS = {
     "client.core": Arrows({"wire", "client.settings"}, set()),
     "client.links": Arrows({"wire", "sockets", "client.core", "client.settings", "client.delivery"}, {"zmq"}),
     "client.text": Arrows({"wire"}, {"tokenizers", "jinja2"}),
-    "cluster": Arrows({"wire", "sockets", "model", "client"}, set()),
+    "cluster": Arrows({"wire", "sockets", "model", "client"}, {"pytest"}),
     "cli": Arrows({"wire", "sockets", "model", "monitoring", "broker", "stage", "client", "cluster"}, {"rich"}),
     "cli.chat": Arrows({"wire", "client", "cli"}, set()),
     "cli.chat.core": Arrows({"wire", "cli.error_words"}, set()),
@@ -276,6 +276,15 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dist
 
 
+def test_the_wheel_names_the_command_and_the_pytest_plugin(archives: Path) -> None:
+    (wheel,) = archives.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        lines = archive.read(name).decode().splitlines()
+    assert lines[lines.index("[pytest11]") + 1] == "stagewire = stagewire.cluster.pytest_plugin"
+    assert lines[lines.index("[console_scripts]") + 1] == "stagewire = stagewire.cli.main:main"
+
+
 def wheel_files(folder: Path) -> dict[str, int]:
     """What the folder's wheel holds: each file and its size."""
     (wheel,) = folder.glob("*.whl")
@@ -285,7 +294,7 @@ def wheel_files(folder: Path) -> dict[str, int]:
 
 def test_the_wheel_and_the_source_archive_hold_every_module(archives: Path) -> None:
     wanted = {str(path.relative_to(ROOT)) for path in modules()}
-    wanted |= {"py.typed", "__main__.py", "wire/PROTOCOL.md"}
+    wanted |= {"py.typed", "__main__.py", "wire/PROTOCOL.md", "model/tiny-random.gguf"}
     shown = {path.relative_to(ROOT) for path in (ROOT / "monitoring").rglob("*.*") if path.suffix in MONITORING_FILES}
     assert len(shown) > 8
     wanted |= {str(path) for path in shown}
