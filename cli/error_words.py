@@ -68,12 +68,6 @@ ERROR_WORDS = {
     ErrorCode.UNREACHABLE: Words(
         "nobody answers", "start a cluster with `stagewire up`, or name one with --endpoint or STAGEWIRE_ENDPOINT"
     ),
-    ErrorCode.CLIENT_CLOSED: Words("this client was closed", "make another one"),
-    ErrorCode.OTHER_PROCESS: Words("the client was made in another process", "make one in this process"),
-    ErrorCode.DESCRIPTOR_LIMIT: Words(
-        "a process may not open as many files and connections as it needs",
-        "`ulimit -n 4096` before it, in the same shell; `ulimit -Hn` says how high it may be",
-    ),
     ErrorCode.PROTOCOL_ERROR: Words(
         "the other side sent something that is no message", "check that --endpoint is a broker's frontend"
     ),
@@ -93,6 +87,8 @@ ERROR_WORDS = {
     ErrorCode.UNSUPPORTED_TOKENIZER: Words(
         "the model's vocabulary cannot be used for text", "send token ids, or take another model"
     ),
+    ErrorCode.CLIENT_CLOSED: Words("this client was closed", "make another one"),
+    ErrorCode.OTHER_PROCESS: Words("the client was made in another process", "make one in this process"),
     ErrorCode.INVALID_SETTING: Words("a setting is outside its limits", "`--help` of the command shows the options"),
     ErrorCode.INVALID_LAYER_RANGE: Words(
         "the layers do not make up the model", "`--help` of the command shows the options"
@@ -103,6 +99,10 @@ ERROR_WORDS = {
     ),
     ErrorCode.STAGE_START_FAILED: Words(
         "a process did not start, or did not get ready", "its log says why; --log-dir keeps logs"
+    ),
+    ErrorCode.DESCRIPTOR_LIMIT: Words(
+        "a process may not open as many files and connections as it needs",
+        "`ulimit -n 4096` before it, in the same shell; `ulimit -Hn` says how high it may be",
     ),
     ErrorCode.INTERNAL: Words("something went wrong inside", "ask again; if it stays so, the process's log says more"),
 }  # fmt: skip

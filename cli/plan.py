@@ -118,7 +118,7 @@ def planned_cluster(
         progress=progress,
     )
     _check_backends(cluster)
-    for remark in (*cluster.model.remarks, *text_notices(cluster.model.card)):
+    for remark in text_notices(cluster.model.card):
         progress(f"note: {printable(remark)}")
     return cluster
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from stagewire.client import AsyncClient, Client, ClientSettings
 from stagewire.cluster.command import broker_command, stage_command
@@ -21,6 +20,7 @@ from stagewire.model.catalogue import DEFAULT_MODEL, resolve
 from stagewire.model.check import check_model
 from stagewire.sockets.condition import WireCondition
 from stagewire.wire.errors import ClusterError, SettingsError, StagewireError
+from stagewire.wire.printable import printable
 from stagewire.wire.status import Status
 
 Progress = Callable[[str], None]
@@ -72,6 +72,8 @@ class LocalCluster:
         model = os.fspath(model)
         check_packages()  # before the model is fetched
         self.model = check_model(model, resolve(model, self._progress))
+        for remark in self.model.remarks:
+            self._progress(f"note: {printable(remark)}")
         config = self.model.card.config
         pipelines = plan_pipelines(
             config.num_layers, last_extra=projection_layers(config), stages=stages, split=split, replicas=replicas,
@@ -92,9 +94,7 @@ class LocalCluster:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # --- start and end --------------------------------------------------------------------------------------
@@ -221,8 +221,7 @@ class LocalCluster:
                 raise child.failure(f"{child.describe_end()} before the cluster served")
             try:
                 status = self.status()
-                missing = self._missing(status)
-                if not missing:
+                if not (missing := self._missing(status)):
                     return status
             except StagewireError as error:
                 missing = error.detail

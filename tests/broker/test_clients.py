@@ -21,6 +21,7 @@ from stagewire.broker.events import (
 from stagewire.broker.settings import BrokerSettings
 from stagewire.wire.codec import Message
 from stagewire.wire.control import GenerateAck, Register, StageBye
+from stagewire.wire.counted import counted
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
 from stagewire.wire.frontend import (
@@ -119,7 +120,7 @@ def test_clients_beyond_the_open_files_are_refused_until_one_leaves(
     for number in range(num_clients):
         (answer,) = broker.hello(f"c{number}")
         assert isinstance(answer, Send) and isinstance(answer.message, BrokerWelcome)
-    taken = f"the broker has {num_clients} clients, and no open files left for more"
+    taken = f"the broker has {counted(num_clients, 'client')}, and no open files left for more"
     detail = f"{taken}: ask again later, or raise its limit (ulimit -n)"
     assert broker.hello("d") == to_client("d", HelloRefused(ErrorCode.CLIENT_LIMIT, detail))
     (again,) = broker.hello("c0")

@@ -107,8 +107,10 @@ def test_standard_input_that_is_not_utf_8_is_refused(bad: bytes, locale: str, en
     asked = ["--endpoint", endpoint]
     words = r"is not UTF-8 at its character \d+: '"
     assert_refused(stagewire(["generate", "-", *asked], locale, stdin=bad), f"standard input {words}")
-    chat = stagewire(["chat", "--max-tokens", "2", *asked], locale, stdin=b"Hello.\n" + bad + b"\n")
-    assert_refused(chat, f"the line {words}")
+    chat = stagewire(["chat", "--max-tokens", "2", *asked], locale, stdin=b"Hello.\n" + bad + b"\nHello.\n")
+    assert chat.returncode == 1, "one line of several was not answered"
+    assert chat.stderr.count(b"that line is not valid text (UTF-8?); nothing was sent") == 1
+    assert b"Traceback" not in chat.stderr and len(chat.stdout.splitlines()) >= 2
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
@@ -144,15 +146,11 @@ def test_a_terminal_that_sends_something_else_is_told(locale: str, endpoint: str
             os.write(primary, "Grüße\n".encode())
             assert b"error" not in read_until(primary, b"> ")
             os.write(primary, b"caf\xe9\n")
-            if locale == "UTF-8":
-                assert b"error" not in read_until(primary, b"> ")
-                os.write(primary, b"/quit\n")
-                assert chat.wait(20) == 0
-            else:
-                shown = read_until(primary, b"shows the options")
-                assert b"the line is not UTF-8 at its character 4: 'caf\\xe9'" in shown
-                assert b"Traceback" not in shown
-                assert chat.wait(20) == 2
+            shown = read_until(primary, b"> ")
+            assert (b"that line is not valid text" in shown) == (locale != "UTF-8"), shown
+            assert b"Traceback" not in shown
+            os.write(primary, b"/quit\n")
+            assert chat.wait(20) == 0
         finally:
             chat.kill()
     os.close(primary)
@@ -203,7 +201,8 @@ def bytes_ids(endpoint: str) -> str:
 def test_every_command_that_prints_ends_well(arguments: list[str], locale: str, endpoint: str) -> None:
     done = stagewire([*arguments, "--endpoint", endpoint], locale)
     assert b"Traceback" not in done.stderr
-    assert done.returncode == 0, done.stderr
+    # What the first locale has freed the others do not find.
+    assert done.returncode == int(b"there is no snapshot" in done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(("locale", "bar"), [("UTF-8", "█▒░"), ("ASCII", "#=."), ("ASCII streams", "#=.")])
@@ -222,7 +221,7 @@ def test_a_folder_that_is_no_text_is_shown_escaped(locale: str, tmp_path_factory
     folder.mkdir()
     wrong = stagewire([b"up", b"--model=" + os.fsencode(folder) + b"/\x1b[2Jm.gguf"], locale)
     assert wrong.returncode == 1
-    assert wrong.stderr.count(b"\n") == 1
+    assert wrong.stderr.count(b"\n") == 2, "what is wrong, and what to do"
     assert b"caf\\xe9/\\x1b[2Jm.gguf: there is no such file" in wrong.stderr
     (folder / "models").mkdir()
     fetched = folder / "models" / f"{ENTRY.name}-{ENTRY.sha256[:8]}.gguf"

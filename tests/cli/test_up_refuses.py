@@ -98,7 +98,8 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
     run = [sys.executable, "-m", "stagewire", command, f"--model={path}", "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    line, advice = done.stderr.splitlines()
+    assert advice.startswith("  ")
     assert line.startswith("error: ")
     assert words in line
     assert line.isprintable()
@@ -167,7 +168,7 @@ def test_a_model_with_an_odd_name_is_served_under_a_printable_one(name: str, tmp
         first = process.stdout.readline()
         children = psutil.Process(process.pid).children() if process.poll() is None else []
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0, process.stderr.read()
+        assert process.wait(20) == 130, process.stderr.read()
         process.stdout.read()
         process.stderr.read()
     shown = {"b\udce9d.gguf": "b_d", "tab\there.GGUF": "tab_here"}.get(name, name.removesuffix(".gguf"))

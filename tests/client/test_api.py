@@ -85,7 +85,7 @@ def test_what_messages_hold_is_text_and_a_raw_text_is_as_it_was(settings: Client
             session.generate(messages=messages).close()
             sent = broker.expect(Generate).prompt_token_ids.to_list()
             assert sent == [*tokenizer.encode("<user>a<end>b<mark>"), end]
-        session.generate("a<end>b<mark>").close()
+        session.generate("a<end>b<mark>", raw=True).close()
         assert broker.expect(Generate).prompt_token_ids.to_list() == tokenizer.encode("a<end>b<mark>")
 
 
@@ -98,7 +98,7 @@ def test_what_messages_hold_is_text_and_a_raw_text_is_as_it_was(settings: Client
         ({"messages": [{"role": "user", "content": "a", "name": "Ann"}]}, r"messages\[0\] has 'name'"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "tool"}]}, r"messages\[1\]: .*`content`"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"messages\[0\]: .*content\[0\].*'image'"),
-        ({"messages": ["hello"]}, r"messages\[0\] is no message but str"),
+        ({"messages": ["hello"]}, r"messages holds a str, 'hello'"),
         ({"messages": [{"role": "user", "content": "\ud800<"}]}, "lone surrogate"),
         ({"messages": []}, "messages is empty"),
     ],
@@ -236,7 +236,7 @@ def test_after_a_stop_string_the_result_has_all_that_the_pipeline_knows(
     context: Context, broker: Broker, client: Client, reason: FinishReason
 ) -> None:
     """As if the tail had ended it there, also where the tail came to another end before it heard of it."""
-    generation = client.session().generate("hi", stop="END")
+    generation = client.session().generate("hi", raw=True, stop="END")
     tail = linked(context, broker)
     token_ids = TOKENIZER.encode("an END and on")
     tail.tokens(generation.request_id, 0, *token_ids, ending=told(reason, len(token_ids)))
@@ -339,8 +339,8 @@ def test_what_is_printed_says_what_it_is(context: Context, broker: Broker, clien
     assert repr(session) == f"<Session 'talk' of {client!r}>"
     assert repr(client.session("talk", "toy")) == f"<Session 'talk' with toy of {client!r}>"
     assert repr(client.models()) == "(ModelInfo('toy', context_length=1000, vocab_size=100, digest=toy),)"
-    assert repr(client.card()) == "ModelCard('tiny', 1 layers, context_length=8, vocab_size=257)"
-    generation = session.generate("hi", stop="!")
+    assert repr(client.card()) == "ModelCard('tiny', 1 layers, context_length=4096, vocab_size=257)"
+    generation = session.generate("hi", raw=True, stop="!")
     tail = linked(context, broker)
     tail.tokens(generation.request_id, 0, *TOKENIZER.encode("a" * 80))
     next(generation)

@@ -133,7 +133,7 @@ def test_a_killed_up_leaves_nothing_for_long(temporary: Path) -> None:
     assert len(first) == 1
     assert first[0].is_dir()
     code, second = serve(signal.SIGINT)
-    assert code == 0
+    assert code == 130
     assert len(second) == 1
     assert second != first
     assert list(temporary.glob("stagewire-up-*")) == []

@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     path = write_model(folder / "m.gguf", LLAMA3 | {"general.sampling.temp": -1.0, "general.sampling.top_k": 3})
     said: list[str] = []
     with LocalCluster(str(path), stages=1, log_dir=folder / "logs", progress=said.append) as running:
-        assert said[0] == "m.gguf: ignored general.sampling.temp: temperature=-1.0 is not a number in [0, 100]"
+        assert said[0] == "note: m.gguf: ignored general.sampling.temp: temperature=-1.0 is not a number in [0, 100]"
         yield running
 
 

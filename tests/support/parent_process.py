@@ -9,11 +9,11 @@ NOBODY = "tcp://127.0.0.1:9"
 PARENT = """
 import asyncio, multiprocessing, os, signal, sys, threading, time, warnings
 warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # that it has threads and forks is the point
-from stagewire import AsyncClient, Client, ErrorCode, RequestRefused, StagewireError
+from stagewire import AsyncClient, Client, ErrorCode, RequestRefused, SamplingParams, StagewireError
 
 client = Client({endpoint!r})
 session = client.session("talk")
-waiting = session.generate(prompt_token_ids=[1], max_tokens=1)
+waiting = session.generate(prompt_token_ids=[1], max_tokens=1, sampling=SamplingParams())
 async_client = AsyncClient({endpoint!r})
 
 def child():
