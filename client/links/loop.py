@@ -24,11 +24,11 @@ from stagewire.client.core.client_core import ClientCore
 from stagewire.client.delivery import Deliveries
 from stagewire.client.links.broker_socket import CONNECTED, broker_socket
 from stagewire.client.links.return_sockets import ReturnSockets
-from stagewire.client.links.wake_up import WakeUp
 from stagewire.client.settings import ClientSettings
 from stagewire.sockets.descriptors import room_for
 from stagewire.sockets.nonblocking import received
 from stagewire.sockets.probe import probe_aside
+from stagewire.sockets.wake_up import WakeUp
 from stagewire.wire.codec import Frames, Message, decode, encode
 from stagewire.wire.errors import ErrorCode, ProtocolError, RequestRefused, SettingsError, StagewireError
 from stagewire.wire.frontend import Generate

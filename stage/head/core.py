@@ -214,17 +214,14 @@ class HeadCore:
 
     def _import(self, sequence: Sequence, done: JobDone, now: float) -> None:
         request = self.snapshots.imported(sequence, done)
+        is_read = isinstance(request, StartRequest) and done.manifest is not None
         refusal = (
             self._check.refusal(request, self._by_request.values()) if isinstance(request, StartRequest) else request
         )
-        if (
-            refusal
-            or not isinstance(request, StartRequest)
-            or not isinstance(done.job, ReadManifest)
-            or not done.manifest
-        ):
+        if refusal or not is_read:
             self._finish(sequence, FinishReason.FAILED, *(refusal or ()))
             return
+        assert isinstance(request, StartRequest) and isinstance(done.job, ReadManifest) and done.manifest
         sequence.request, sequence.token_ids = request, request.prompt_token_ids.to_list()
         sequence.num_prompt_tokens = len(sequence.token_ids)
         self.snapshots.reserve(sequence)

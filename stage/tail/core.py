@@ -26,16 +26,9 @@ from stagewire.wire.limits import MAX_DETAIL_CHARS
 from stagewire.wire.note import Note
 from stagewire.wire.request import NO_STATISTICS, CacheStatistics, Ending, FinishReason, StageTiming, Unrecorded, Usage
 from stagewire.wire.returns import ReturnItem, TokenLogprobs
-from stagewire.wire.ring import (
-    RESTORES,
-    Phase,
-    SequenceFinish,
-    SequenceResult,
-    SequenceStart,
-    Slice,
-    Step,
-    StepResult,
-)
+from stagewire.wire.ring import RESTORES, Phase, SequenceFinish, SequenceResult, SequenceStart, Slice, Step, StepResult
+
+_Items = dict[str, list[ReturnItem]]
 
 
 @dataclass(slots=True)
@@ -227,7 +220,7 @@ class TailCore:
         request: _Request,
         sampled: tuple[Sampled, ...],
         reason: FinishReason,
-        items: dict[str, list[ReturnItem]],
+        items: _Items,
         code: ErrorCode | None = None,
         detail: str = "",
         stop_after: int | None = None,
@@ -246,12 +239,7 @@ class TailCore:
         return SequenceResult(request.start.seq_id, token_ids, reason, code, usage)
 
     @staticmethod
-    def _return(
-        request: _Request,
-        sampled: tuple[Sampled, ...],
-        ending: Ending | None,
-        items: dict[str, list[ReturnItem]],
-    ) -> None:
+    def _return(request: _Request, sampled: tuple[Sampled, ...], ending: Ending | None, items: _Items) -> None:
         first = request.num_generated - len(sampled)
         logprobs = tuple(TokenLogprobs(s.logprob, s.top_logprobs) for s in sampled if s.logprob is not None)
         token_ids = tuple(s.token_id for s in sampled)

@@ -117,11 +117,10 @@ def test_the_command_and_the_sdk_mean_the_same_by_a_text(up: str, text: str, raw
 
 
 def test_an_answer_that_was_cut_says_so(up: str) -> None:
-    """On stderr; chat and generate."""
-    done = stagewire("generate", "Tell me a long story.", "--greedy", "--endpoint", up, "--max-tokens", "5")
-    assert "cut off: after 5 tokens" in done.stderr
-    done = stagewire("chat", "--endpoint", up, "--greedy", "--max-tokens", "5", stdin="Tell me a long story.\n")
-    assert "cut off: after 5 tokens" in done.stderr
+    """On stderr; `chat` and `generate`."""
+    asked = ("--greedy", "--endpoint", up, "--max-tokens", "5")
+    for done in (stagewire("generate", "Tell me.", *asked), stagewire("chat", *asked, stdin="Tell me.\n")):
+        assert "cut off: after 5 tokens" in done.stderr
 
 
 def test_where_less_than_the_default_limit_fits_an_answer_goes_to_the_end() -> None:
@@ -129,12 +128,10 @@ def test_where_less_than_the_default_limit_fits_an_answer_goes_to_the_end() -> N
     with LocalCluster(stages=1, limits=StageLimits(kv_tokens=128)) as cluster:
         asked = ("--greedy", "--endpoint", cluster.endpoint)
         done = stagewire("generate", "--raw", "word word word word word word word word", *asked)
-        assert done.returncode == 0, done.stderr
-        assert "cut off: the context, or the KV memory" in done.stderr
-        told = stagewire("chat", *asked, stdin="Repeat after me: " + "word " * 40 + "\n")
-        assert told.returncode == 0 and "context_overflow" not in told.stdout
-        refused = stagewire("generate", "--raw", "word", *asked, "--max-tokens", "1024", "--json")
-        assert json.loads(refused.stdout)["error"]["code"] == "context_overflow"
+        assert done.returncode == 0 and "cut off: the context, or the KV memory" in done.stderr, done.stderr
+        assert stagewire("chat", *asked, stdin="Repeat after me: " + "word " * 40 + "\n").returncode == 0
+        refused = json.loads(stagewire("generate", "--raw", "word", *asked, "--max-tokens", "1024", "--json").stdout)
+        assert refused["error"]["code"] == "context_overflow"
 
 
 def test_generate_as_json_is_one_object(up: str) -> None:

@@ -180,7 +180,7 @@ def test_a_file_that_may_not_be_read_is_refused_as_such(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     write_model(locked / "m.gguf")
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
         folder.chmod(folder.stat().st_mode | 0o711)
     path.chmod(0)
     locked.chmod(0)

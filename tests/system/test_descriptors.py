@@ -99,7 +99,7 @@ def lines(log_dir: Path, process: str, event: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_files", "num_clients", "are_refused"), [(64, 32, True), (80, 50, True), (100, 40, False), (256, 62, False)]
+    ("num_files", "num_clients", "are_refused"), [(70, 40, True), (80, 50, True), (100, 40, False), (256, 62, False)]
 )
 @pytest.mark.usefixtures("many_files")
 def test_many_clients_of_processes_with_few_files(
@@ -137,7 +137,7 @@ def test_many_clients_of_processes_with_few_files(
 @pytest.mark.usefixtures("many_files")
 def test_a_stream_that_began_on_the_relay_is_direct_when_there_is_room(tmp_path: Path) -> None:
     """Without a break, and without a request that is new."""
-    with limited_cluster(64, tmp_path) as endpoint:
+    with limited_cluster(70, tmp_path) as endpoint:
         crowd = Crowd(endpoint)
         try:
             crowd.come(10)
@@ -162,7 +162,7 @@ def test_a_stream_that_began_on_the_relay_is_direct_when_there_is_room(tmp_path:
 @pytest.mark.usefixtures("many_files")
 def test_a_flood_and_strangers_end_nobody(tmp_path: Path) -> None:
     """All files of the broker are taken at once by who never speaks: a stream goes on; afterwards others may come."""
-    with limited_cluster(64, tmp_path) as endpoint, Client(endpoint) as first:
+    with limited_cluster(70, tmp_path) as endpoint, Client(endpoint) as first:
         generation = ask(first, 0)
         assert list(generation.wait(WAIT_S).token_ids) == expected_answers(1)[0]
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -368,8 +367,7 @@ def test_a_client_that_nobody_refers_to_ends(broker: Broker) -> None:
     generation = generate(client)
     broker.expect(Generate)
     del client
-    gc.collect()
-    assert num_threads() == 1
+    assert gc.collect() >= 0 and num_threads() == 1
     del generation
     gc.collect()
     broker.expect(ClientBye)
@@ -395,8 +393,8 @@ def test_an_interpreter_that_forgets_to_close_exits(broker: Broker) -> None:
         "generation = client.session().generate(prompt_token_ids=[1], sampling=SamplingParams())\n"
         "client.connect(); print('done')"
     )
-    command = [sys.executable, "-c", code, broker.endpoint]
     started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=dict(os.environ))
+    command = [sys.executable, "-c", code, broker.endpoint]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     assert time.monotonic() - started < 15
