@@ -82,8 +82,8 @@ def run_broker(settings: BrokerSettings, on_ready: Callable[[BrokerEndpoints], N
         try:
             endpoints = loop.endpoints
             words = (endpoints.frontend, endpoints.control, endpoints.metrics or "-")
+            on_ready(endpoints)  # who reads the line may send a signal at once
             log.info("event=ready frontend=%s control=%s metrics=%s", *words)
-            on_ready(endpoints)
             while not stop.is_set():
                 loop.turn()
             loop.finish()

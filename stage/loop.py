@@ -97,8 +97,8 @@ class StageLoop:
             self._turn()
             if not is_ready and self._core.is_registered:
                 is_ready = True
-                log.info("event=registered stage=%s", self._settings.stage_id)
                 on_ready()
+                log.info("event=registered stage=%s", self._settings.stage_id)
         if self._exit is not None:
             raise StagewireError(self._exit.detail, self._exit.code)
 
