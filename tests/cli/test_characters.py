@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from support.short_form import short
 
 from stagewire import Client, LocalCluster
 from stagewire.cli.characters import PathText, checked_text, path_text
@@ -63,7 +64,7 @@ def assert_refused(done: subprocess.CompletedProcess[bytes], words: str) -> None
 # --- in ---
 
 
-@pytest.mark.parametrize(("bad", "locale"), BAD_UNDER_LOCALES)
+@pytest.mark.parametrize(("bad", "locale"), short(BAD_UNDER_LOCALES, keep=3, width=2))
 def test_an_argument_that_is_not_utf_8_is_refused_by_its_name(bad: bytes, locale: str) -> None:
     assert_refused(stagewire(["generate", bad], locale), r"prompt is not UTF-8 at its character \d+: '")
 
@@ -102,7 +103,7 @@ def test_what_the_parser_quotes_is_escaped(arguments: list[str | bytes]) -> None
     assert len(told.splitlines()) == 2
 
 
-@pytest.mark.parametrize(("bad", "locale"), BAD_UNDER_LOCALES)
+@pytest.mark.parametrize(("bad", "locale"), short(BAD_UNDER_LOCALES, keep=3, width=2))
 def test_standard_input_that_is_not_utf_8_is_refused(bad: bytes, locale: str, endpoint: str) -> None:
     asked = ["--endpoint", endpoint]
     words = r"is not UTF-8 at its character \d+: '"
@@ -119,7 +120,7 @@ def test_a_file_of_another_system_is_named_for_what_it_is(encoding: str) -> None
     assert_refused(stagewire(["generate", "-"], stdin=text.encode(encoding)), "standard input looks like UTF-16")
 
 
-@pytest.mark.parametrize("locale", LOCALES)
+@pytest.mark.parametrize("locale", short(LOCALES, keep=2))
 def test_text_is_the_same_text_whatever_the_locale(locale: str, endpoint: str) -> None:
     """As an argument and from a pipe, with a mark of its byte order or without: as many tokens as bytes."""
     flags = ["--raw", "--max-tokens", "1", "--json", "--endpoint", endpoint]
@@ -168,7 +169,7 @@ def read_until(terminal: int, words: bytes, timeout_s: float = 30) -> bytes:
 # --- out ---
 
 
-@pytest.mark.parametrize("locale", LOCALES)
+@pytest.mark.parametrize("locale", short(LOCALES, keep=2))
 @pytest.mark.parametrize("arguments", [["generate", "x", "--raw"], ["generate", "x", "--timings"], ["chat"]])
 def test_an_answer_that_the_terminal_cannot_show_is_replaced(
     arguments: list[str], locale: str, endpoint: str, bytes_ids: str
@@ -190,7 +191,7 @@ def bytes_ids(endpoint: str) -> str:
     return f"{token_id}=100"
 
 
-@pytest.mark.parametrize("locale", LOCALES)
+@pytest.mark.parametrize("locale", short(LOCALES, keep=2))
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -214,12 +215,12 @@ def test_the_bars_of_top_can_be_told_apart_where_there_are_no_blocks(locale: str
     assert re.search(rf"stage-0  [{re.escape(bar)}]{{16}}  ", text)
 
 
-@pytest.mark.parametrize("locale", LOCALES)
+@pytest.mark.parametrize("locale", short(LOCALES, keep=2))
 def test_a_folder_that_is_no_text_is_shown_escaped(locale: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """And so are a terminal's own sequences in a file's name."""
     folder = tmp_path_factory.mktemp("cache") / "caf\udce9"
     folder.mkdir()
-    wrong = stagewire([b"up", b"--model=" + os.fsencode(folder) + b"/\x1b[2Jm.gguf"], locale)
+    wrong = stagewire([b"up", b"--frontend-port=0", b"--model=" + os.fsencode(folder) + b"/\x1b[2Jm.gguf"], locale)
     assert wrong.returncode == 1
     assert wrong.stderr.count(b"\n") == 2, "what is wrong, and what to do"
     assert b"caf\\xe9/\\x1b[2Jm.gguf: there is no such file" in wrong.stderr

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from support.model_files import METADATA, small_tensors, write_metadata, write_model
 from support.native_files import write_native_model
+from support.short_form import short
 
 from stagewire.cli.main import build_parser, main
 from stagewire.cli.plan import planned_cluster
@@ -90,12 +91,13 @@ def control_characters(folder: Path) -> Path:
         (lambda _: Path("/dev/null"), "/dev/null is a device"),
     ],
 )
-@pytest.mark.parametrize("command", ["up", "demo"])
+@pytest.mark.parametrize("command", short(["up", "demo"], keep=1))
 def test_what_cannot_be_served_is_refused_before_anything_starts(
     command: str, make: Callable[[Path], Path], words: str, tmp_path: Path
 ) -> None:
     path = make(tmp_path)
-    run = [sys.executable, "-m", "stagewire", command, f"--model={path}", "--log-dir", str(tmp_path / "logs")]
+    port = ["--frontend-port", "0"] if command == "up" else []  # so that nobody else's cluster is in the way
+    run = [sys.executable, "-m", "stagewire", command, *port, f"--model={path}", "--log-dir", str(tmp_path / "logs")]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     line, advice = done.stderr.splitlines()
@@ -112,7 +114,8 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 def test_each_command_that_takes_a_model_says_what_to_give_instead(
     command: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command, f"--model={model}"]) == 1
+    port = ["--frontend-port", "0"] if command == "up" else []
+    assert main([command, *port, f"--model={model}"]) == 1
     told = capsys.readouterr().err
     assert told.startswith(f"error: {model}") or "Did you mean smollm2-135m?" in told
 
@@ -157,7 +160,7 @@ def test_what_nothing_here_can_compute_is_said_before_anything_starts(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["-m.gguf", "b\udce9d.gguf", "tab\there.GGUF", "snapshots"])
+@pytest.mark.parametrize("name", short(["-m.gguf", "b\udce9d.gguf", "tab\there.GGUF", "snapshots"], keep=2))
 def test_a_model_with_an_odd_name_is_served_under_a_printable_one(name: str, tmp_path: Path) -> None:
     """By each stage as well: what the command takes, they take."""
     (tmp_path / name).symlink_to(tiny_model_path())

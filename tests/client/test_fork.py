@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from support.parent_process import FORK, MULTIPROCESSING, NOBODY, UNHURT, run
+from support.short_form import short
 
 from stagewire.client import Client
 
@@ -42,7 +43,7 @@ refused(lambda: asyncio.run(async_client.session().generate("Hello")))
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", short(CALLS, keep=5))
 def test_an_inherited_client_says_at_once_that_it_is_another_processes(call: str) -> None:
     """Whatever is asked of it, with a typed error that is not to be retried; the parent's request goes on waiting."""
     run(FORK, UNHURT, child=CALLS[call])
@@ -53,7 +54,7 @@ def test_a_process_of_multiprocessing_is_no_different() -> None:
     run(MULTIPROCESSING, UNHURT, child="\n".join(CALLS.values()))
 
 
-@pytest.mark.parametrize("fork", [FORK, MULTIPROCESSING], ids=["os.fork", "multiprocessing"])
+@pytest.mark.parametrize("fork", short([FORK, MULTIPROCESSING], keep=1), ids=["os.fork", "multiprocessing"])
 @pytest.mark.parametrize(
     "end",
     [

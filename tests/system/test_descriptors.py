@@ -17,6 +17,7 @@ import pytest
 import zmq
 from support.in_process import request
 from support.limited_cluster import limited_cluster
+from support.short_form import short
 from support.whole_model import whole_model
 
 from stagewire.client import Client, Generation
@@ -99,7 +100,8 @@ def lines(log_dir: Path, process: str, event: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("num_files", "num_clients", "are_refused"), [(70, 40, True), (80, 50, True), (100, 40, False), (256, 62, False)]
+    ("num_files", "num_clients", "are_refused"),
+    short([(70, 40, True), (100, 40, False), (80, 50, True), (256, 62, False)], keep=1, width=3),
 )
 @pytest.mark.usefixtures("many_files")
 def test_many_clients_of_processes_with_few_files(
@@ -224,7 +226,7 @@ def in_a_process(code: str, *arguments: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("num_files", [64, 100, 256])
+@pytest.mark.parametrize("num_files", short([64, 100, 256], keep=1))
 def test_the_client_that_finds_no_room_says_so_and_leaves_nothing_behind(num_files: int, endpoint: str) -> None:
     """The others go on, and when one is closed there is room for another."""
     name, code, retryable, detail, left, num_clients, num_tokens = json.loads(in_a_process(_FILL, num_files, endpoint))
@@ -254,7 +256,7 @@ print(len(made) > 0, len(made) + len(refused), *set(refused))
 """
 
 
-@pytest.mark.parametrize("num_files", [50, 77, 128])
+@pytest.mark.parametrize("num_files", short([50, 77, 128], keep=1))
 def test_clients_that_are_made_by_many_threads_at_once_do_not_count_the_same_room(
     num_files: int, endpoint: str
 ) -> None:
@@ -285,7 +287,7 @@ def test_a_client_opens_few_files(endpoint: str) -> None:
 # --- starting ---
 
 
-@pytest.mark.parametrize("num_files", [24, 32, 47])
+@pytest.mark.parametrize("num_files", short([24, 32, 47], keep=1))
 @pytest.mark.parametrize("process", ["broker", "stage"])
 def test_a_process_that_could_not_serve_does_not_start(num_files: int, process: str) -> None:
     """One line says what is missing, instead of an abort in a library or a service that hangs."""
@@ -311,7 +313,7 @@ def limited(soft: int, hard: int, *arguments: str) -> list[str]:
     return ["sh", "-c", script, "sh", sys.executable, "-m", "stagewire", *arguments]
 
 
-@pytest.mark.parametrize(("soft", "hard"), [(64, 256), (100, 100), (40, 300)])
+@pytest.mark.parametrize(("soft", "hard"), short([(64, 256), (100, 100), (40, 300)], keep=1, width=2))
 def test_a_command_may_open_as_many_as_the_system_lets_it(soft: int, hard: int, tmp_path: Path) -> None:
     """Its soft limit is raised to the hard one before anything else."""
     announced = tmp_path / "broker.json"

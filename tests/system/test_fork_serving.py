@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.parent_process import FORK, MULTIPROCESSING, run
+from support.short_form import short
 
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec
@@ -49,7 +50,9 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.mark.parametrize("fork", [FORK, MULTIPROCESSING, FORK + FORK], ids=["os.fork", "multiprocessing", "two"])
+@pytest.mark.parametrize(
+    "fork", short([FORK, MULTIPROCESSING, FORK + FORK], keep=1), ids=["os.fork", "multiprocessing", "two"]
+)
 def test_a_child_asks_through_its_own_client_while_its_parent_streams(cluster: LocalCluster, fork: str) -> None:
     """Both get the tokens that they would get alone."""
     child = OWN_CLIENT.format(endpoint=cluster.endpoint)
