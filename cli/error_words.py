@@ -76,7 +76,8 @@ ERROR_WORDS = {
     ),
     ErrorCode.MESSAGE_TOO_LARGE: Words("a message is larger than the protocol allows", "send less at once"),
     ErrorCode.MODEL_FILE_INVALID: Words(
-        "the model's file is missing or damaged", "check its path; fetch it again if it is damaged"
+        "the model's file is missing or damaged",
+        "`stagewire models` lists what can be fetched; a whole .gguf file will do too",
     ),
     ErrorCode.UNSUPPORTED_ARCHITECTURE: Words(
         "the model is of a family that cannot be run", "take a model of the Llama family (docs/models.md)"

@@ -91,9 +91,11 @@ def stream(answer: LimitedAnswer) -> None:
     A terminal is shown control characters; a program that reads gets every byte as it is.
     """
     shown = visible if sys.stdout.isatty() else str
-    for token in answer:
-        print(shown(token.text), end="", flush=True)
-    print(flush=True)
+    try:
+        for token in answer:
+            print(shown(token.text), end="", flush=True)
+    finally:  # what is said of its end, or the shell's prompt, is not a part of it
+        print(flush=True)
     answer.warn_of_cut()
 
 

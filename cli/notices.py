@@ -10,6 +10,9 @@ from stagewire.wire.request import FinishReason
 if TYPE_CHECKING:
     from stagewire.client import Result
 
+_SHORTEST_S = 0.005
+"""Tokens that came together have no rate."""
+
 
 def cut_notice(result: Result, max_tokens: int | None, setting: str) -> str | None:
     """Why an answer is not whole, and, where `setting` has limited it, what to do; None if it is whole."""
@@ -28,7 +31,7 @@ def speed(result: Result) -> str:
     parts = [f"{counted(usage.completion_tokens, 'token')} in {times.total_s:.2f} s"]
     if times.first_token_s is not None:
         decoding_s = times.total_s - times.first_token_s
-        if usage.completion_tokens > 1 and decoding_s > 0:
+        if usage.completion_tokens > 1 and decoding_s > _SHORTEST_S:
             parts.append(f"{(usage.completion_tokens - 1) / decoding_s:.1f} tokens/s")
         parts.append(f"the first after {times.first_token_s:.2f} s")
     return ", ".join([*parts, f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"])

@@ -90,8 +90,12 @@ def _greet(cluster: LocalCluster) -> None:
     is_default = cluster.endpoint == DEFAULT_FRONTEND and not os.environ.get(ENDPOINT_VARIABLE)
     option = "" if is_default else f" --endpoint {cluster.endpoint}"
     print(f"serving {cluster.model.card.name} at {cluster.endpoint}; talk to it from another terminal:")
-    print(f'  stagewire generate{option} "Why is the sky blue?"')
-    print(f"  stagewire chat{option}")
+    card = cluster.model.card
+    if card.tokenizer is not None:
+        raw = "" if card.chat_template else " --raw"
+        print(f'  stagewire generate{option}{raw} "Why is the sky blue?"')
+    if card.tokenizer is not None and card.chat_template:
+        print(f"  stagewire chat{option}")
     print(f"  stagewire status{option}")
     if cluster.metrics_address:
         print(

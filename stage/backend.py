@@ -84,6 +84,9 @@ def choose_backend(path: Path, config: ModelConfig, settings: StageSettings, lay
     return _choose_torch(settings, "bf16", reason)
 
 
+_FLOATS = "this file holds floats, which PyTorch multiplies faster"
+
+
 def _choose_torch(settings: StageSettings, precision: str, reason: str = "") -> Choice:
     if settings.kv_precision != "auto":
         raise SettingsError(
@@ -91,7 +94,9 @@ def _choose_torch(settings: StageSettings, precision: str, reason: str = "") -> 
         )
     if importlib.util.find_spec("torch") is None:
         because = f" ({reason})" if reason else ""
-        raise SettingsError(f"this takes PyTorch{because}, which is missing: pip install 'stagewire[stage]'")
+        instead = "; or --precision stored, which goes without" if reason == _FLOATS else ""
+        detail = f"this takes PyTorch{because}, which is missing: pip install 'stagewire[stage]'{instead}"
+        raise SettingsError(detail)
     return Choice(precision, None, reason)
 
 
@@ -106,7 +111,7 @@ def _reason_against(gguf: GgufFile, config: ModelConfig, settings: StageSettings
         names = tuple(name for name in names if name != EMBEDDING)  # only looked up
     has_codes = any(gguf.tensor_type(name).name in CODE_FORMS for name in gguf.tensors)
     if settings.precision == "auto" and not has_codes:
-        return "this file holds floats, which PyTorch multiplies faster"
+        return _FLOATS
     return unsupported_reason(gguf, config, names, settings.precision)
 
 

@@ -138,7 +138,12 @@ def plan(*flags: str) -> list[str]:
             ["--precision", "stored"],
             "precision='stored' needs the native kernels, but head",
         ),
-        (lambda path: write_native_model(path, "F32"), [], "this takes PyTorch (this file holds floats"),
+        (
+            lambda path: write_native_model(path, "F32"),
+            [],
+            "this takes PyTorch (this file holds floats, which PyTorch multiplies faster), which is missing: pip install "
+            + "'stagewire[stage]'; or --precision stored, which goes without",
+        ),
         (write_native_model, ["--precision", "bf16"], "this takes PyTorch, which is missing"),
         (
             lambda path: write_native_model(path, {"": "Q4_1", "blk.1.ffn_up.weight": "TQ2_0"}),
