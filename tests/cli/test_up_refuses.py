@@ -141,8 +141,11 @@ def plan(*flags: str) -> list[str]:
         (
             lambda path: write_native_model(path, "F32"),
             [],
-            "this takes PyTorch (this file holds floats, which PyTorch multiplies faster), which is missing: pip install "
-            + "'stagewire[stage]'; or --precision stored, which goes without",
+            (
+                "(this file holds floats, which PyTorch multiplies faster), which is missing: "
+                "pip install 'stagewire[stage]'; "
+                "or --precision stored, which goes without"
+            ),
         ),
         (write_native_model, ["--precision", "bf16"], "this takes PyTorch, which is missing"),
         (
