@@ -19,7 +19,7 @@ from stagewire.wire.errors import (
     StagewireError,
 )
 from stagewire.wire.frontend import ModelInfo
-from stagewire.wire.request import CacheStatistics, FinishReason, SnapshotWish, StageTiming, Usage
+from stagewire.wire.request import CacheStatistics, FinishReason, SnapshotRequest, StageTiming, Usage
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
@@ -49,7 +49,7 @@ __all__ = [
     "Session",
     "SettingsError",
     "SnapshotInfo",
-    "SnapshotWish",
+    "SnapshotRequest",
     "Snapshots",
     "StageCache",
     "StageTiming",

@@ -16,7 +16,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.wire.cache_reports import Caches
 from stagewire.wire.card import ModelCard
 from stagewire.wire.frontend import ModelInfo
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.snapshots import SnapshotInfo, Snapshots
 from stagewire.wire.status import Status
 
@@ -260,6 +260,6 @@ class AsyncSession:
                 SNAPSHOT_LIMIT, too much is kept already; QUEUE_FULL, too much is read and written at the moment.
             RequestRefused: INVALID_REQUEST, a name is none; QUEUE_FULL.
         """
-        wish = SnapshotWish(name, file=file)
-        async with await self.generate(prompt_token_ids=[], max_tokens=0, snapshot=wish) as generation:
+        wanted = SnapshotRequest(name, file=file)
+        async with await self.generate(prompt_token_ids=[], max_tokens=0, snapshot=wanted) as generation:
             return kept_tokens(await generation.wait(), name)

@@ -13,7 +13,7 @@ from stagewire.client.answer import Transcript
 from stagewire.wire.errors import ErrorCode, RequestRefused
 from stagewire.wire.frontend import Generate
 from stagewire.wire.limits import MAX_PROMPT_TOKENS, MAX_STOP_TOKENS, MAX_TOKENS
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -58,7 +58,7 @@ class GenerateOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     detokenize: bool
-    snapshot: SnapshotWish | None
+    snapshot: SnapshotRequest | None
     restore: str | None
 
 
@@ -82,7 +82,7 @@ class Prompt:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     detokenize: bool = False
-    snapshot: SnapshotWish | None = None
+    snapshot: SnapshotRequest | None = None
     restore: str | None = None
     add_generation_prompt: bool = True
 
@@ -106,7 +106,7 @@ class Prompt:
         arguments.check_text(self.text)
         arguments.check_messages(self.messages)
         arguments.check_kind("sampling", self.sampling, SamplingParams, "SamplingParams(temperature=0)")
-        arguments.check_kind("snapshot", self.snapshot, SnapshotWish, "SnapshotWish('rules')")
+        arguments.check_kind("snapshot", self.snapshot, SnapshotRequest, "SnapshotRequest('rules')")
         arguments.check_kind("restore", self.restore, str, "'rules'")
         arguments.check_kind("ignore_eos", self.ignore_eos, bool, "True")
         arguments.check_kind("detokenize", self.detokenize, bool, "True")
@@ -214,7 +214,7 @@ def snapshot_prompt(
         messages=messages,
         prompt_token_ids=prompt_token_ids,
         max_tokens=0,
-        snapshot=SnapshotWish(name),
+        snapshot=SnapshotRequest(name),
         raw=text is not None,
         add_generation_prompt=False,
     )

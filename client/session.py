@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stagewire.client.generation import Generation
 from stagewire.client.prompt import GenerateOptions, Message, asked, snapshot_prompt
 from stagewire.client.result import kept_tokens
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,5 +68,5 @@ class Session:
                 SNAPSHOT_LIMIT, too much is kept already; QUEUE_FULL, too much is read and written at the moment.
             RequestRefused: INVALID_REQUEST, a name is none; QUEUE_FULL.
         """
-        with self.generate(prompt_token_ids=[], max_tokens=0, snapshot=SnapshotWish(name, file=file)) as generation:
+        with self.generate(prompt_token_ids=[], max_tokens=0, snapshot=SnapshotRequest(name, file=file)) as generation:
             return kept_tokens(generation.wait(), name)

@@ -16,7 +16,7 @@ _REUSE = Row(
         number("Prompt tokens computed", "Per second.", f"{rate(m.PROMPT_TOKENS)} - {rate(m.PROMPT_TOKENS_CACHED)}"),
         number("KV pool in use", "Of the fullest stage.", f"max({m.KV_USAGE.name})", "percentunit"),
         number("Evictions", "Blocks per second, all stages.", rate(m.EVICTIONS)),
-        number("Snapshots", "Kept, or wished for.", now(m.SNAPSHOTS)),
+        number("Snapshots", "Kept, or asked for.", now(m.SNAPSHOTS)),
         number("Preemptions", "Sequences rewound per second.", rate(m.PREEMPTIONS)),
         lines(
             "Hit rate by stage",

@@ -179,7 +179,7 @@ EXPORT_TIME = _histogram(
     "Writing a snapshot into files, from the client's order until all stages have written their parts.",
 )  # fmt: skip
 SNAPSHOT_SAVES = _counter(_H, "snapshot_saves_total", "snapshots", "Snapshots that all stages keep, when complete.")
-SNAPSHOTS = _gauge(_H, "snapshots", "snapshots", "Snapshots that are kept, or wished for.")
+SNAPSHOTS = _gauge(_H, "snapshots", "snapshots", "Snapshots that are kept, or asked for.")
 SNAPSHOT_BLOCKS = _gauge(_H, "snapshot_blocks", "blocks", "KV blocks of each stage that snapshots pin.")
 
 # --- every stage: steps and links ---

@@ -57,7 +57,7 @@ class Restorer:
         self.writes: list[Write] = []
 
     def restore(self, span: Slice, token_ids: TokenArray) -> Slice:
-        """Take what the cache holds of a restore's prefix; all of it, or else the wish shrinks for who comes next.
+        """Take what the cache holds of a restore's prefix; all of it, or else less is asked of who comes next.
 
         A restore-and-decode that has shrunk lacks tokens before its row, which is then missed like any other.
         """

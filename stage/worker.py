@@ -188,8 +188,8 @@ def _describe(settings: StageSettings, loaded: LoadedStage, run: int, endpoint: 
 
 
 def _cache_blocks(settings: StageSettings, operators: Operators) -> int:
-    wished = operators.num_blocks if settings.cache_tokens is None else settings.cache_tokens // BLOCK_SIZE
-    return min(wished, operators.num_blocks)
+    wanted = operators.num_blocks if settings.cache_tokens is None else settings.cache_tokens // BLOCK_SIZE
+    return min(wanted, operators.num_blocks)
 
 
 def _disk(settings: StageSettings, loaded: LoadedStage, store: KvStore) -> DiskCache | None:

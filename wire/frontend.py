@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from stagewire.wire.codec import Message, message
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish
+from stagewire.wire.request import Ending, ReturnOffer, SnapshotRequest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import Blob, TokenIds
 
@@ -54,7 +54,7 @@ class Generate(Message):
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     prompt_token_ids: TokenIds
-    snapshot: SnapshotWish | None = None
+    snapshot: SnapshotRequest | None = None
     restore: str | None = None
 
 

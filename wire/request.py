@@ -118,7 +118,7 @@ class Unrecorded:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotWish:
+class SnapshotRequest:
     """Keep the first `num_tokens` of the prompt, or all of it, under this name until it is freed.
 
     A snapshot of the same client and name is replaced once this one is complete. With a `file`, the prompt is empty,

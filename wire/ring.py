@@ -14,7 +14,7 @@ from stagewire.wire.request import (
     FinishReason,
     Restored,
     ReturnOffer,
-    SnapshotWish,
+    SnapshotRequest,
     StageTiming,
     Unrecorded,
     Usage,
@@ -50,7 +50,7 @@ class StartRequest(Message):
     ignore_eos: bool
     offer: ReturnOffer | None
     prompt_token_ids: TokenIds
-    snapshot: SnapshotWish | None = None
+    snapshot: SnapshotRequest | None = None
     restore: str | None = None
     admission_s: float = 0.0
 
@@ -177,7 +177,7 @@ class Slice:
 
     `sample`: the tail draws the next token from the last row. `missed`: an earlier stage lacked the tokens
     before it; the slice then has no rows and later stages compute nothing of it either.
-    `num_restored` belongs to restores: the tokens wished for, less what an earlier stage did not hold.
+    `num_restored` belongs to restores: the tokens asked for, less what an earlier stage did not hold.
     `keep` comes after its rows; it is gone when a stage could not. `source` belongs to RESUME.
     """
 

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler, and each wish's limits; it must not know how a token is drawn."""
+"""What a request may ask of the sampler, and the limits of each; it must not know how a token is drawn."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Turns a dataclass's annotations into a packer and a strict unpacker: Python text, compiled once for each class.
 
-For `SnapshotWish`, with `name: str`, `num_tokens: int | None` and `file: str | None`, the text is
+For `SnapshotRequest`, with `name: str`, `num_tokens: int | None` and `file: str | None`, the text is
 
     def pack(value, append):
         return (value.name, value.num_tokens, value.file)
 
     def unpack(values, payloads):
         if type(values) is not tuple or len(values) != 3:
-            raise refused('the 3 fields of SnapshotWish', values)
+            raise refused('the 3 fields of SnapshotRequest', values)
         (name, num_tokens, file) = values
         if type(name) is not str or len(name) > 4096:
             raise refused('a string of at most 4096', name)
@@ -21,7 +21,7 @@ For `SnapshotWish`, with `name: str`, `num_tokens: int | None` and `file: str | 
         record.name = name
         record.num_tokens = num_tokens
         record.file = file
-        record.__class__ = SnapshotWish
+        record.__class__ = SnapshotRequest
         return record
 
 `Open` has the same slots and is not frozen: a frozen dataclass's own `__init__` takes four times as long. A class that

@@ -46,10 +46,13 @@ class RequestCheck:
         """Without a prompt there is nothing to decode from, but an exported snapshot may be read."""
         if budget > 0:
             return ErrorCode.DECODE_SEED_MISSING, "no token to start decoding from"
-        wish = request.snapshot
-        if wish and (wish.file is None or not is_file_name(wish.file) or not 0 < len(wish.name) <= MAX_NAME_CHARS):
-            return ErrorCode.INVALID_REQUEST, f"snapshot {wish.name!r:.80}: needs a name, and a prompt or a file's name"
-        if wish and not self._files.has_room:
+        asked = request.snapshot
+        if asked and (asked.file is None or not is_file_name(asked.file) or not 0 < len(asked.name) <= MAX_NAME_CHARS):
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"snapshot {asked.name!r:.80}: needs a name, and a prompt or a file's name",
+            )
+        if asked and not self._files.has_room:
             return ErrorCode.QUEUE_FULL, "too many snapshots are being imported and exported; try again"
         return None
 

@@ -21,7 +21,7 @@ from stagewire.wire.errors import ErrorCode
 from stagewire.wire.file_orders import FileAction, FileOrder
 from stagewire.wire.limits import MAX_NAME_CHARS
 from stagewire.wire.note import Note
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.ring import StartRequest, StepResult
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotInfo, SnapshotOrder, SnapshotReport
 from stagewire.wire.tensor import TokenIds
@@ -76,11 +76,11 @@ class SnapshotDesk:
 
     def num_pinned(self, request: StartRequest) -> int:
         """Blocks that snapshots hold once this request's is among them."""
-        pinned, wish = self._scheduler.snapshots.pinned, request.snapshot
+        pinned, wanted = self._scheduler.snapshots.pinned, request.snapshot
         return (
             pinned.num_blocks
-            if wish is None
-            else pinned.num_with(request.prompt_token_ids.to_list()[: wish.num_tokens])
+            if wanted is None
+            else pinned.num_with(request.prompt_token_ids.to_list()[: wanted.num_tokens])
         )
 
     def refusal(self, request: StartRequest, running: Iterable[Sequence]) -> Refusal | None:
@@ -88,15 +88,15 @@ class SnapshotDesk:
 
         Whatever is pinned, the longest request that is here must still fit beside it.
         """
-        wish, num_prompt = request.snapshot, len(request.prompt_token_ids)
+        wanted, num_prompt = request.snapshot, len(request.prompt_token_ids)
         if request.restore is not None and self._find(request.client_id, request.restore) is None:
             return _not_found(request.restore)
-        if wish is None:
+        if wanted is None:
             return None
-        num_tokens = num_prompt if wish.num_tokens is None else wish.num_tokens
-        if not 0 < len(wish.name) <= MAX_NAME_CHARS or not 0 < num_tokens <= num_prompt:
+        num_tokens = num_prompt if wanted.num_tokens is None else wanted.num_tokens
+        if not 0 < len(wanted.name) <= MAX_NAME_CHARS or not 0 < num_tokens <= num_prompt:
             size = counted(num_tokens, "token")
-            detail = f"snapshot {wish.name!r:.80} of {size}: a name, and 1 to {counted(num_prompt, 'prompt token')}"
+            detail = f"snapshot {wanted.name!r:.80} of {size}: a name, and 1 to {counted(num_prompt, 'prompt token')}"
             return ErrorCode.INVALID_REQUEST, detail
         needs = [s.num_prompt_tokens + s.max_tokens for s in running]
         needs.append(num_prompt + (1 if request.max_tokens is None else request.max_tokens))
@@ -261,16 +261,16 @@ class SnapshotDesk:
 
     def imported(self, sequence: Sequence, done: JobDone) -> StartRequest | Refusal:
         """What the request is, now that its prompt is known; or why it cannot be."""
-        request, manifest, wish = sequence.request, done.manifest, sequence.request.snapshot
-        assert wish is not None
+        request, manifest, wanted = sequence.request, done.manifest, sequence.request.snapshot
+        assert wanted is not None
         if done.code or manifest is None:
-            detail = done.detail or f"the first stage has no exported snapshot {wish.file!r:.80}"
+            detail = done.detail or f"the first stage has no exported snapshot {wanted.file!r:.80}"
             return done.code or ErrorCode.SNAPSHOT_FILE, detail
         if manifest.num_stages != self._limits.scheduler.num_stages:
             exporters = counted(manifest.num_stages, "stage")
             detail = f"it was exported by {exporters}; give the prompt to a pipeline of another cut"
             return ErrorCode.SNAPSHOT_FILE, detail
-        return replace(request, prompt_token_ids=TokenIds.of(manifest.token_ids), snapshot=SnapshotWish(wish.name))
+        return replace(request, prompt_token_ids=TokenIds.of(manifest.token_ids), snapshot=SnapshotRequest(wanted.name))
 
     def order_import(self, sequence: Sequence, file: str, manifest: Manifest, now: float) -> None:
         """Have all stages read their parts."""

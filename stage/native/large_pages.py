@@ -45,8 +45,8 @@ def _map(num_bytes: int) -> NDArray[np.uint8]:
     try:
         mapping = mmap.mmap(-1, num_bytes + _LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
-        wish = f"{num_bytes / 1e6:.0f} MB of memory"
-        raise SettingsError(f"{wish} cannot be had ({error}): hold fewer layers, or lower kv_tokens") from error
+        wanted = f"{num_bytes / 1e6:.0f} MB of memory"
+        raise SettingsError(f"{wanted} cannot be had ({error}): hold fewer layers, or lower kv_tokens") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system that knows no large pages
             mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -159,7 +159,7 @@ class TorchDecoder:
         return normed.to(self._weights.dtype)
 
     def _logits(self, output: OutputWeights, residual: Tensor, logit_rows: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Returns float32 [R, V]; rows without a wish for logits cost nothing."""
+        """Returns float32 [R, V]; rows that ask for no logits cost nothing."""
         logits = np.empty((len(logit_rows), self._config.vocab_size), np.float32)
         for tile in _tiles(len(logit_rows)):
             rows = residual.index_select(0, torch.from_numpy(logit_rows[tile]).to(self._device))

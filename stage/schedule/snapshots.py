@@ -1,6 +1,6 @@
 """The head's snapshots: prefixes that all stages keep, by client and name, until somebody frees them.
 
-A snapshot is a sequence that is never scheduled. Its blocks are accounted for from the time that it is wished for.
+A snapshot is a sequence that is never scheduled. Its blocks are accounted for from the time that it is asked for.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Snapshots:
         return [snapshot.seq_id]
 
     def abandon(self, keep: Keep) -> list[int]:
-        """The sequence that wished for it has ended before it was complete; as `retire`."""
+        """The sequence that asked for it has ended before it was complete; as `retire`."""
         snapshot = self._by_id.get(keep.seq_id)
         return self.retire(snapshot) if snapshot else []
 

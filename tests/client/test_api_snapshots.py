@@ -15,7 +15,7 @@ from stagewire.client import (
     ErrorCode,
     FinishReason,
     RequestFailed,
-    SnapshotWish,
+    SnapshotRequest,
     StagewireError,
 )
 from stagewire.wire.codec import Message
@@ -41,7 +41,7 @@ def test_a_snapshot_says_how_long_it_is_or_why_there_is_none(broker: Broker, set
         broker.on_generate = ended(3)
         assert client.session().snapshot("rules", prompt_token_ids=[1, 2, 3]) == 3
         asked = broker.expect(Generate)
-        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules"), 0)
+        assert (asked.snapshot, asked.max_tokens) == (SnapshotRequest("rules"), 0)
         broker.on_generate = ended(0)
         with pytest.raises(RequestFailed, match="not complete"):
             client.session().snapshot("rules", prompt_token_ids=[1, 2, 3])
@@ -93,7 +93,7 @@ def test_an_import_is_a_request_without_a_prompt(broker: Broker, settings: Clien
         broker.on_generate = ended(40)
         assert client.session().import_snapshot("rules", "rules-v1") == 40
         asked = broker.expect(Generate)
-        assert (asked.snapshot, asked.max_tokens) == (SnapshotWish("rules", file="rules-v1"), 0)
+        assert (asked.snapshot, asked.max_tokens) == (SnapshotRequest("rules", file="rules-v1"), 0)
         assert len(asked.prompt_token_ids) == 0
         broker.on_generate = ended(0, ErrorCode.SNAPSHOT_FILE)
         with pytest.raises(RequestFailed) as failed:

@@ -90,7 +90,7 @@ IDS = "prompt_token_ids"
         ),
         (
             {"text": "a", "snapshot": "rules"},
-            "snapshot='rules' must be SnapshotWish, such as snapshot=SnapshotWish('rules')",
+            "snapshot='rules' must be SnapshotRequest, such as snapshot=SnapshotRequest('rules')",
         ),
         ({"text": "a", "restore": 5}, "restore=5 must be str, such as restore='rules'"),
         ({"text": "a", "ignore_eos": 1}, "ignore_eos=1 must be bool, such as ignore_eos=True"),

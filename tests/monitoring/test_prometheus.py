@@ -18,7 +18,7 @@ from stagewire.cluster.spec import BrokerSpec, StageLimits
 from stagewire.monitoring.metric import Kind
 from stagewire.monitoring.metrics import METRICS
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.sampling import SamplingParams
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -217,7 +217,7 @@ def _exercise(cluster: LocalCluster) -> None:
         ]
         for generation in crowd:
             assert generation.wait(60).error is None
-        wish = SnapshotWish("kept")
+        wish = SnapshotRequest("kept")
         session.generate(prompt_token_ids=shared, sampling=GREEDY, max_tokens=1, snapshot=wish).wait(30)
         assert [one.name for one in client.snapshots().items] == ["kept"]
         client.export_snapshot("kept", "kept-v1")

@@ -44,7 +44,7 @@ from stagewire.wire.control import (
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode, SettingsError
 from stagewire.wire.frontend import RelayToClient, RelayToTail, WhoAreYou
-from stagewire.wire.request import FinishReason, ReturnOffer, SnapshotWish, StageTiming
+from stagewire.wire.request import FinishReason, ReturnOffer, SnapshotRequest, StageTiming
 from stagewire.wire.returns import ReturnHello, ReturnTokens, TailHello
 from stagewire.wire.ring import Repeat, StartRequest, Step
 from stagewire.wire.sampling import SamplingParams
@@ -297,7 +297,7 @@ def test_a_head_tells_a_clients_snapshots_and_frees_them() -> None:
     """Another client's name, or a stage without a head, has none."""
     core = new_core()
     core.handle_control(assemble(), 0.0)
-    feed(core, 1, replace(start(max_tokens=0), snapshot=SnapshotWish("rules", 2)))
+    feed(core, 1, replace(start(max_tokens=0), snapshot=SnapshotRequest("rules", 2)))
     run_ring([core], [ToyOperators(0, 2, 2, 16)])
 
     def told(client_id: str, free: str | None = None) -> tuple[SnapshotInfo, ...]:

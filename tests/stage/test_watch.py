@@ -17,7 +17,7 @@ from stagewire.stage.files.disk_tier import DiskTier
 from stagewire.stage.timing.head_times import HeadMeasures, RoundTrip
 from stagewire.stage.watch import StageWatch, bind_endpoint
 from stagewire.wire.errors import ErrorCode, SettingsError
-from stagewire.wire.request import FinishReason, SnapshotWish, StageTiming, Usage
+from stagewire.wire.request import FinishReason, SnapshotRequest, StageTiming, Usage
 from stagewire.wire.ring import SequenceResult, SequenceStart, Step, StepResult
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
@@ -45,7 +45,7 @@ def values(pipeline: InProcessPipeline, index: int) -> Values:
     return found
 
 
-def ask(pipeline: InProcessPipeline, name: str, prompt: Sequence[int], wish: SnapshotWish | None = None) -> Usage:
+def ask(pipeline: InProcessPipeline, name: str, prompt: Sequence[int], wish: SnapshotRequest | None = None) -> Usage:
     pipeline.start(replace(request(name, prompt, 3, GREEDY), snapshot=wish))
     ending = pipeline.run()[name].ending
     assert ending is not None
@@ -105,7 +105,7 @@ def test_a_part_of_a_prompt_is_no_direct_hit_at_the_tail(num_stages: int) -> Non
     for number, prompt in enumerate([[*PROMPT, 1, 2], PROMPT[:20] + [50] * 9, [*PROMPT[:33], 9]]):
         ask(pipeline, f"part {number}", prompt)
     assert (restores["partial_hit"], restores["direct_hit"]) == (3, 0)
-    ask(pipeline, "save", PROMPT[:20], SnapshotWish("kept"))
+    ask(pipeline, "save", PROMPT[:20], SnapshotRequest("kept"))
     ask(pipeline, "behind it", [*PROMPT[:20], 7, 8])
     assert (restores["partial_hit"], restores["direct_hit"]) == (5, 0)
     ask(pipeline, "whole", PROMPT)
@@ -172,7 +172,7 @@ def test_steps_are_counted_by_what_they_hold() -> None:
 
 def test_snapshots_are_counted_when_all_stages_keep_them() -> None:
     pipeline = pipeline_of()
-    ask(pipeline, "r", PROMPT, SnapshotWish("rules", 32))
+    ask(pipeline, "r", PROMPT, SnapshotRequest("rules", 32))
     found = values(pipeline, HEAD)
     assert (found["snapshot_saves_total",], found["snapshots",], found["snapshot_blocks",]) == (1, 1, 2)
 

@@ -15,7 +15,7 @@ from stagewire.client.settings import ClientSettings
 from stagewire.wire.codec import Message
 from stagewire.wire.frontend import Generate
 from stagewire.wire.note import Note
-from stagewire.wire.request import Ending, ReturnOffer, SnapshotWish
+from stagewire.wire.request import Ending, ReturnOffer, SnapshotRequest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.tensor import TokenIds
 
@@ -79,7 +79,7 @@ class SimClient:
             self.handle(client_events.LinkDisconnected(generation))
 
     def generate(
-        self, prompt: list[int], max_tokens: int, seed: int | None = None, snapshot: SnapshotWish | None = None
+        self, prompt: list[int], max_tokens: int, seed: int | None = None, snapshot: SnapshotRequest | None = None
     ) -> str:
         request_id = f"{self.name}-{next(self._ids)}"
         self.requests[request_id] = Seen(prompt, max_tokens, submitted_at=self._world.now)

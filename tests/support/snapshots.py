@@ -13,7 +13,7 @@ from support.toy_operators import VOCAB_SIZE, ToyOperators, expected_tokens
 
 from stagewire.stage.head.core import HeadCore
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.request import FinishReason, SnapshotRequest
 from stagewire.wire.ring import Phase, Step
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotAction, SnapshotOrder
@@ -34,7 +34,11 @@ def head_of(pipeline: InProcessPipeline) -> HeadCore:
 
 
 def ask(
-    pipeline: InProcessPipeline, name: str, prompt: Sequence[int], max_tokens: int = 2, wish: SnapshotWish | None = None
+    pipeline: InProcessPipeline,
+    name: str,
+    prompt: Sequence[int],
+    max_tokens: int = 2,
+    wish: SnapshotRequest | None = None,
 ) -> int:
     """Run one request to its end; returns its cached tokens, after looking at the others."""
     pipeline.start(replace(request(name, prompt, max_tokens, GREEDY), snapshot=wish))
@@ -78,7 +82,7 @@ def order(pipeline: InProcessPipeline, action: SnapshotAction, name: str, target
 def bring_back(pipeline: InProcessPipeline, name: str, file: str, client_id: str = "client") -> ErrorCode | None:
     """Import a snapshot; the code of its failure, if it fails."""
     asked = f"import-{next_number()}"
-    wish = SnapshotWish(name, file=file)
+    wish = SnapshotRequest(name, file=file)
     pipeline.start(replace(request(asked, [], 0, GREEDY), snapshot=wish, client_id=client_id))
     ending = pipeline.run()[asked].ending
     refusals = [ack.code for ack in pipeline.acks if ack.request_id == asked]

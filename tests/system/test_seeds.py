@@ -20,7 +20,7 @@ from support.toy_pipelines import CUTS, toy_pipeline
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec, StageLimits
 from stagewire.stage.files.disk_tier import DiskTier
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotAction
 
@@ -86,7 +86,7 @@ def test_a_prompt_found_in_the_cache_draws_as_a_cold_one() -> None:
 def test_a_snapshot_draws_as_its_prompt_also_when_it_comes_from_files(tmp_path: Path) -> None:
     """Resumed from kept logits, and in another pipeline after an export and an import."""
     first = toy_pipeline(directory=tmp_path)
-    saved = replace(request("save", PROMPTS[1], 0, MILD), snapshot=SnapshotWish("it"))
+    saved = replace(request("save", PROMPTS[1], 0, MILD), snapshot=SnapshotRequest("it"))
     first.start(saved)
     first.run()
     assert answers(first) == EXPECTED

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 
-from stagewire.client import Client, ClientSettings, FinishReason, Result, SamplingParams, SnapshotWish
+from stagewire.client import Client, ClientSettings, FinishReason, Result, SamplingParams, SnapshotRequest
 from stagewire.client.result import TimeParts
 from stagewire.cluster.local import LocalCluster
 from stagewire.cluster.spec import BrokerSpec, StageLimits
@@ -215,7 +215,7 @@ def stop_while_counting(cluster: LocalCluster, client: Client, log_dir: Path, st
     session, text = client.session(), "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,"
     session.generate(text, raw=True, sampling=GREEDY, max_tokens=0).wait(60)
     before = num_ended(cluster)
-    wish = SnapshotWish("counting")
+    wish = SnapshotRequest("counting")
     with session.generate(
         text, raw=True, sampling=GREEDY, max_tokens=100, stop=["never", stop], snapshot=wish
     ) as generation:

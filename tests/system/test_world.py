@@ -19,7 +19,7 @@ from support.world import World
 
 from stagewire.wire.epoch import Epoch
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.request import FinishReason, SnapshotRequest
 from stagewire.wire.timing import RequestTiming
 
 ONE = [[(0, 6)]]
@@ -257,7 +257,7 @@ class Faults(RuleBasedStateMachine):
     def snapshot(self, who: int, num_prompt: int, num_kept: int, name: str) -> None:
         """Its request may be refused, where too much is kept already or the place is beyond the prompt."""
         prompt = [1 + (7 * i) % 60 for i in range(num_prompt)]
-        self.world.clients[who].generate(prompt, 3, snapshot=SnapshotWish(name, num_kept))
+        self.world.clients[who].generate(prompt, 3, snapshot=SnapshotRequest(name, num_kept))
 
     @rule(who=st.integers(0, 2), which=st.integers(0, 5))
     def cancel(self, who: int, which: int) -> None:

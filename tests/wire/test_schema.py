@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from stagewire.wire import schema
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.schema import record_codec
 
 
@@ -24,7 +24,7 @@ class Shadowing:
 
 def test_the_text_is_what_the_module_shows() -> None:
     """The example for newcomers is the text that is generated today."""
-    assert textwrap.indent(record_codec(SnapshotWish).text, "    ") in str(schema.__doc__)
+    assert textwrap.indent(record_codec(SnapshotRequest).text, "    ") in str(schema.__doc__)
 
 
 def test_a_field_that_no_message_may_have_is_refused() -> None:

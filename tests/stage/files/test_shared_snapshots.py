@@ -13,7 +13,7 @@ from support.snapshots import GREEDY, head_of, pipeline_of
 from support.toy_operators import VOCAB_SIZE, expected_tokens
 
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.snapshots import SnapshotAction, SnapshotOrder, SnapshotReport
 
 SIZE = 16
@@ -26,7 +26,7 @@ def prompt_of(base: int, length: int) -> list[int]:
 
 def save(pipeline: InProcessPipeline, number: int, client_id: str, name: str, prompt: list[int]) -> ErrorCode | None:
     """Ask for a snapshot; returns why there is none."""
-    asked = replace(request(f"r{number}", prompt, 1, GREEDY), snapshot=SnapshotWish(name), client_id=client_id)
+    asked = replace(request(f"r{number}", prompt, 1, GREEDY), snapshot=SnapshotRequest(name), client_id=client_id)
     pipeline.start(asked)
     pipeline.run()
     return next((ack.code for ack in pipeline.acks if ack.request_id == asked.request_id), None)
@@ -97,7 +97,7 @@ class SharedSnapshots(RuleBasedStateMachine):
     ) -> None:
         asked, prompt = f"r{len(self.prompts)}", prompt_of(base, length)
         self.prompts[asked] = prompt, max_tokens
-        wish = SnapshotWish(name, num_kept) if is_kept else None
+        wish = SnapshotRequest(name, num_kept) if is_kept else None
         self.pipeline.start(
             replace(request(asked, prompt, max_tokens, GREEDY), snapshot=wish, client_id=f"anonymous-{client}")
         )

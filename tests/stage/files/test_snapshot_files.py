@@ -27,7 +27,7 @@ from stagewire.stage.files.runner import FileRunner
 from stagewire.stage.files.snapshot_directory import SnapshotDirectory
 from stagewire.wire.control import Dissolve
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.request import FinishReason, SnapshotRequest
 from stagewire.wire.ring import Phase
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder
 
@@ -35,7 +35,7 @@ from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotO
 def test_an_exported_snapshot_comes_back_on_all_stages_and_decodes_at_once(tmp_path: Path) -> None:
     """In other processes, for another name, without computing more than its last token."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("system"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("system"))
     assert order(first, SnapshotAction.EXPORT, "system", "rules-v1") is None
     assert [path.name.split(".")[1] for path in sorted(tmp_path.iterdir())] == [
         "snapshot",
@@ -54,11 +54,11 @@ def test_an_exported_snapshot_comes_back_on_all_stages_and_decodes_at_once(tmp_p
 def test_an_export_can_be_replaced_by_its_owner_alone(tmp_path: Path) -> None:
     """What lies there is another client's, and stays."""
     pipeline = pipeline_of(directory=tmp_path)
-    ask(pipeline, "one", PROMPT, 0, SnapshotWish("a"))
-    ask(pipeline, "two", PROMPT[:30], 0, SnapshotWish("b"))
+    ask(pipeline, "one", PROMPT, 0, SnapshotRequest("a"))
+    ask(pipeline, "two", PROMPT[:30], 0, SnapshotRequest("b"))
     assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is None
     assert order(pipeline, SnapshotAction.EXPORT, "b", "file") is None
-    asked = replace(request("theirs", PROMPT[:20], 0, GREEDY), snapshot=SnapshotWish("c"), client_id="stranger")
+    asked = replace(request("theirs", PROMPT[:20], 0, GREEDY), snapshot=SnapshotRequest("c"), client_id="stranger")
     pipeline.start(asked)
     pipeline.run()
     theirs = pipeline.ask_snapshots(SnapshotOrder(SnapshotAction.EXPORT, "c", "file"), "stranger")
@@ -70,12 +70,12 @@ def test_an_export_can_be_replaced_by_its_owner_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_told_why(tmp_path: Path) -> None:
     """An unknown snapshot, a name that is no file's, stages without a directory, a disk that fails."""
     pipeline = pipeline_of(directory=tmp_path / "there")
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(pipeline, SnapshotAction.EXPORT, "b", "file") is ErrorCode.SNAPSHOT_NOT_FOUND
     for name in ("", "../file", ".hidden", "a/b", "x" * 65, "a\n"):
         assert order(pipeline, SnapshotAction.EXPORT, "a", name) is ErrorCode.INVALID_REQUEST
     without = pipeline_of()
-    ask(without, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(without, "save", PROMPT, 0, SnapshotRequest("a"))
     told = without.ask_snapshots(SnapshotOrder(SnapshotAction.EXPORT, "a", "file"))
     assert told.code is ErrorCode.SNAPSHOT_FILE and "--snapshot-directory" in told.detail
     (tmp_path / "there").rmdir()
@@ -88,8 +88,8 @@ def test_what_cannot_be_exported_is_told_why(tmp_path: Path) -> None:
 def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage: str) -> None:
     """The request fails with a reason, and everything else goes on."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
-    ask(first, "other", PROMPT[::-1], 0, SnapshotWish("b"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
+    ask(first, "other", PROMPT[::-1], 0, SnapshotRequest("b"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is order(first, SnapshotAction.EXPORT, "b", "b") is None
     (part,), manifest = tmp_path.glob("a.stage-1-of-3.*"), tmp_path / "a.snapshot.json"
     if damage == "missing part":
@@ -117,7 +117,7 @@ def test_a_file_that_is_not_whole_is_imported_on_no_stage(tmp_path: Path, damage
 def test_a_snapshot_of_other_weights_or_another_cut_is_not_imported(tmp_path: Path) -> None:
     """Its blocks would be wrong; the reason says what to do instead."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is None
     assert bring_back(pipeline_of(directory=tmp_path, weights=1), "a", "a") is ErrorCode.SNAPSHOT_FILE
     operators = [ToyOperators(*cut, 6, 20) for cut in [(0, 2), (2, 6)]]
@@ -128,7 +128,7 @@ def test_a_snapshot_of_other_weights_or_another_cut_is_not_imported(tmp_path: Pa
 def test_an_import_beside_which_an_accepted_request_would_not_fit_is_refused(tmp_path: Path) -> None:
     """As if its prompt had been sent."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is None
     small = pipeline_of(num_blocks=4, directory=tmp_path)
     small.start(request("long", [5] * 30, 20, GREEDY))
@@ -141,7 +141,7 @@ def test_a_snapshot_that_is_freed_or_replaced_while_it_is_exported_stays_until_t
     """Nobody finds it any more, and its blocks are nobody else's before the files are written."""
     pipeline = pipeline_of(directory=tmp_path)
     for end in ("free", "replace", "rename"):
-        ask(pipeline, f"save-{end}", PROMPT, 0, SnapshotWish("a"))
+        ask(pipeline, f"save-{end}", PROMPT, 0, SnapshotRequest("a"))
         asked = AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", end))
         pipeline.perform_control(0, asked)
         assert pipeline.do_job(), "the manifest was looked for"
@@ -154,7 +154,7 @@ def test_a_snapshot_that_is_freed_or_replaced_while_it_is_exported_stays_until_t
             pipeline.perform_control(0, order_only)
         else:
             jobs, pipeline.jobs = pipeline.jobs, []
-            ask(pipeline, "again", PROMPT[:30], 0, SnapshotWish("a"))
+            ask(pipeline, "again", PROMPT[:30], 0, SnapshotRequest("a"))
             pipeline.jobs = jobs
         jobs, pipeline.jobs = pipeline.jobs, []
         flood(pipeline, seed=len(end))
@@ -174,11 +174,11 @@ def test_a_snapshot_that_is_freed_or_replaced_while_it_is_exported_stays_until_t
 def test_a_cancel_of_an_import_leaves_nothing_behind(tmp_path: Path) -> None:
     """At any point between its start and its end."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is None
     for num_jobs in range(5):
         pipeline = pipeline_of(directory=tmp_path)
-        wish = SnapshotWish("mine", file="a")
+        wish = SnapshotRequest("mine", file="a")
         pipeline.start(replace(request("import", [], 0, GREEDY), snapshot=wish))
         for _ in range(num_jobs):
             for index in range(3):
@@ -195,11 +195,11 @@ def test_a_cancel_of_an_import_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_an_export_that_fails_half_way_leaves_the_last_one_whole(tmp_path: Path) -> None:
     """Parts are named after their content, and only the manifest says which are meant."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "file") is None
     first.runners[2] = FileRunner(None, None)
     for number in range(6):
-        ask(first, f"again-{number}", [number, *PROMPT[::-1]], 0, SnapshotWish("a"))
+        ask(first, f"again-{number}", [number, *PROMPT[::-1]], 0, SnapshotRequest("a"))
         for path in tmp_path.iterdir():
             os.utime(path, (1e9, 1e9))
         assert order(first, SnapshotAction.EXPORT, "a", "file") is ErrorCode.SNAPSHOT_FILE
@@ -213,7 +213,7 @@ def test_the_directory_has_a_budget_and_keeps_few_parts_of_a_name(tmp_path: Path
     """Beyond it the caller is told; parts that nobody can mean any more go."""
     pipeline = pipeline_of(directory=tmp_path)
     for number in range(7):
-        ask(pipeline, f"save-{number}", [number, *PROMPT], 0, SnapshotWish("a"))
+        ask(pipeline, f"save-{number}", [number, *PROMPT], 0, SnapshotRequest("a"))
         for path in tmp_path.iterdir():
             os.utime(path, (1e9, 1e9))
         assert order(pipeline, SnapshotAction.EXPORT, "a", "file") is None
@@ -228,15 +228,15 @@ def test_the_directory_has_a_budget_and_keeps_few_parts_of_a_name(tmp_path: Path
 def test_files_that_are_not_read_or_written_in_a_minute_are_given_up(tmp_path: Path) -> None:
     """A disk that hangs holds up one request, and not for ever; what comes later changes nothing."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "file") is None
     for num_jobs in range(5):
         pipeline = pipeline_of(directory=tmp_path)
-        ask(pipeline, "save", PROMPT[:30], 0, SnapshotWish("b"))
+        ask(pipeline, "save", PROMPT[:30], 0, SnapshotRequest("b"))
         pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "b", "b")))
         hang(pipeline, num_jobs)
         assert [report.code for report in pipeline.reports] == [ErrorCode.SNAPSHOT_FILE]
-        pipeline.start(replace(request("import", [], 0, GREEDY), snapshot=SnapshotWish("mine", file="file")))
+        pipeline.start(replace(request("import", [], 0, GREEDY), snapshot=SnapshotRequest("mine", file="file")))
         hang(pipeline, num_jobs)
         ending = pipeline.run()["import"].ending
         assert ending is not None
@@ -260,11 +260,11 @@ def hang(pipeline: InProcessPipeline, num_jobs: int) -> None:
 def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: Path) -> None:
     """Eight orders are open at most, and as much is held of what was read."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT[:8], 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT[:8], 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "file") is None
     pipeline = pipeline_of(directory=tmp_path, num_blocks=40)
     for number in range(20):
-        asked = replace(request(f"r{number}", [], 0, GREEDY), snapshot=SnapshotWish(f"s{number}", file="file"))
+        asked = replace(request(f"r{number}", [], 0, GREEDY), snapshot=SnapshotRequest(f"s{number}", file="file"))
         pipeline.start(asked)
     pipeline.run()
     refused = {ack.request_id: ack.code for ack in pipeline.acks if ack.code}
@@ -275,9 +275,9 @@ def test_too_many_imports_at_once_are_refused_and_may_be_tried_again(tmp_path: P
 def test_a_prompt_beside_a_file_is_refused(tmp_path: Path) -> None:
     """The file has its own; nothing is kept of either."""
     first = pipeline_of(directory=tmp_path)
-    ask(first, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(first, "save", PROMPT, 0, SnapshotRequest("a"))
     assert order(first, SnapshotAction.EXPORT, "a", "a") is None
-    first.start(replace(request("both", [5, 6], 3, GREEDY), snapshot=SnapshotWish("b", file="a")))
+    first.start(replace(request("both", [5, 6], 3, GREEDY), snapshot=SnapshotRequest("b", file="a")))
     first.run()
     assert first.acks[-1].code is ErrorCode.INVALID_REQUEST
     assert kept(first) == [("a", 40)]
@@ -286,7 +286,7 @@ def test_a_prompt_beside_a_file_is_refused(tmp_path: Path) -> None:
 def test_an_export_whose_pipeline_ends_is_answered(tmp_path: Path) -> None:
     """At once, and not with success."""
     pipeline = pipeline_of(directory=tmp_path)
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
     pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", "a")))
     assert pipeline.reports == []
     pipeline.perform_control(0, Dissolve(EPOCH))
@@ -302,7 +302,7 @@ def test_an_export_whose_pipeline_ends_is_answered(tmp_path: Path) -> None:
 def test_an_export_that_was_given_up_does_not_end_the_next_one_of_its_snapshot(tmp_path: Path) -> None:
     """What its files say then is of another file."""
     pipeline = pipeline_of(directory=tmp_path)
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
     pipeline.perform_control(0, AskHeadSnapshots(900, "client", SnapshotOrder(SnapshotAction.EXPORT, "a", "one")))
     late = pipeline.jobs.pop()
     pipeline.tick(61.0)

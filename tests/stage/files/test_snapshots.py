@@ -10,7 +10,7 @@ from support.snapshots import GREEDY, PROMPT, ask, flood, head_of, kept, order, 
 from support.toy_operators import expected_tokens
 
 from stagewire.wire.errors import ErrorCode
-from stagewire.wire.request import SnapshotWish
+from stagewire.wire.request import SnapshotRequest
 from stagewire.wire.ring import Phase, Step
 from stagewire.wire.sampling import SamplingParams
 from stagewire.wire.snapshots import SnapshotAction
@@ -19,7 +19,7 @@ from stagewire.wire.snapshots import SnapshotAction
 def test_a_snapshot_outlives_any_pressure_until_it_is_freed() -> None:
     """Whoever asks for its tokens finds them."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("system"))
     flood(pipeline)
     assert kept(pipeline) == [("system", 40)]
     assert ask(pipeline, "again", PROMPT) == 40
@@ -34,7 +34,7 @@ def test_a_snapshot_outlives_any_pressure_until_it_is_freed() -> None:
 def test_a_snapshot_in_the_middle_of_a_prompt_ends_exactly_there() -> None:
     """The prefill chunk is cut at the place, and the request goes on."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 3, SnapshotWish("part", 21))
+    ask(pipeline, "save", PROMPT, 3, SnapshotRequest("part", 21))
     chunks = [
         s.num_tokens for _, m in pipeline.hops if isinstance(m, Step) for s in m.slices if s.phase is Phase.PREFILL
     ]
@@ -48,9 +48,9 @@ def test_a_prompt_that_is_restored_is_kept_like_one_that_is_computed() -> None:
     """Whole, in part, and at a place before the end of what is restored."""
     pipeline = pipeline_of()
     ask(pipeline, "first", PROMPT, 1)
-    ask(pipeline, "fused", PROMPT, 1, SnapshotWish("a"))
-    ask(pipeline, "partly", [*PROMPT, 9, 9, 9], 1, SnapshotWish("b"))
-    ask(pipeline, "before", [*PROMPT, 9, 9, 8], 1, SnapshotWish("c", 18))
+    ask(pipeline, "fused", PROMPT, 1, SnapshotRequest("a"))
+    ask(pipeline, "partly", [*PROMPT, 9, 9, 9], 1, SnapshotRequest("b"))
+    ask(pipeline, "before", [*PROMPT, 9, 9, 8], 1, SnapshotRequest("c", 18))
     assert kept(pipeline) == [("a", 40), ("b", 43), ("c", 18)]
 
 
@@ -59,15 +59,15 @@ def test_a_miss_on_the_way_does_not_leave_half_a_snapshot() -> None:
     pipeline = pipeline_of()
     ask(pipeline, "first", PROMPT, 1)
     pipeline.stores[1].clear()
-    ask(pipeline, "save", PROMPT, 2, SnapshotWish("system"))
+    ask(pipeline, "save", PROMPT, 2, SnapshotRequest("system"))
     assert kept(pipeline) == [("system", 40)]
 
 
 def test_a_name_is_replaced_and_another_clients_is_another() -> None:
     """Only once the new one is complete."""
     pipeline = pipeline_of()
-    ask(pipeline, "one", PROMPT, 1, SnapshotWish("system"))
-    ask(pipeline, "two", PROMPT[:30], 1, SnapshotWish("system"))
+    ask(pipeline, "one", PROMPT, 1, SnapshotRequest("system"))
+    ask(pipeline, "two", PROMPT[:30], 1, SnapshotRequest("system"))
     assert kept(pipeline) == [("system", 30)]
     assert head_of(pipeline).snapshots.of_client("stranger") == []
     head_of(pipeline).snapshots.free("stranger", "system")
@@ -79,7 +79,7 @@ def test_a_request_that_ends_before_the_place_leaves_nothing() -> None:
     """Cancelled while it waits, or in the middle of its prompt."""
     for num_turns in (0, 1, 4):
         pipeline = pipeline_of(chunk_tokens=5)
-        pipeline.start(replace(request("r", PROMPT, 5, GREEDY), snapshot=SnapshotWish("system")))
+        pipeline.start(replace(request("r", PROMPT, 5, GREEDY), snapshot=SnapshotRequest("system")))
         for turn in range(num_turns):
             pipeline.turn(turn % 3)
         pipeline.cancel("r")
@@ -96,7 +96,7 @@ def test_a_snapshot_that_is_wished_for_while_the_pool_is_full_makes_room() -> No
         for index in range(3):
             pipeline.turn(index)
     assert head_of(pipeline).scheduler.blocks.num_free < 2
-    pipeline.start(replace(request("save", PROMPT, 2, GREEDY), snapshot=SnapshotWish("system")))
+    pipeline.start(replace(request("save", PROMPT, 2, GREEDY), snapshot=SnapshotRequest("system")))
     head_of(pipeline).check_invariants()
     outputs = pipeline.run()
     assert kept(pipeline) == [("system", 40)]
@@ -107,12 +107,12 @@ def test_a_snapshot_that_is_wished_for_while_the_pool_is_full_makes_room() -> No
 def test_what_is_pinned_never_keeps_an_accepted_request_from_running() -> None:
     """A snapshot for which there is no room is refused with its request; so is a request that does not fit beside."""
     pipeline = pipeline_of(num_blocks=8)
-    ask(pipeline, "save", PROMPT, 1, SnapshotWish("system"))
+    ask(pipeline, "save", PROMPT, 1, SnapshotRequest("system"))
     pipeline.start(
         request("long", PROMPT, 41, GREEDY),
-        replace(request("wish", [5] * 8, 2, GREEDY), snapshot=SnapshotWish("other", 8)),
-        replace(request("too much", [5] * 33, 2, GREEDY), snapshot=SnapshotWish("other")),
-        replace(request("nonsense", [5] * 8, 2, GREEDY), snapshot=SnapshotWish("other", 9)),
+        replace(request("wish", [5] * 8, 2, GREEDY), snapshot=SnapshotRequest("other", 8)),
+        replace(request("too much", [5] * 33, 2, GREEDY), snapshot=SnapshotRequest("other")),
+        replace(request("nonsense", [5] * 8, 2, GREEDY), snapshot=SnapshotRequest("other", 9)),
         *[request(f"r{number}", [number] * 20, 20, GREEDY) for number in range(4)],
     )
     outputs = pipeline.run()
@@ -138,7 +138,7 @@ def test_a_prompt_that_is_the_snapshot_decodes_at_once_from_the_kept_logits() ->
         cold, warm = pipeline_of(), pipeline_of()
         cold.start(request("r", PROMPT, 6, sampling))
         expected = cold.run()["r"]
-        ask(warm, "save", PROMPT, 0, SnapshotWish("system"))
+        ask(warm, "save", PROMPT, 0, SnapshotRequest("system"))
         rows_on_hops(warm)
         warm.start(request("r", PROMPT, 1, sampling))
         first = warm.run()["r"]
@@ -154,10 +154,10 @@ def test_a_snapshot_without_logits_and_another_clients_is_restored_up_to_its_las
     """The one ends within what was restored, so somebody must compute its end; the other is not this client's."""
     pipeline = pipeline_of()
     ask(pipeline, "first", PROMPT, 1)
-    ask(pipeline, "within", PROMPT, 1, SnapshotWish("part", 18))
+    ask(pipeline, "within", PROMPT, 1, SnapshotRequest("part", 18))
     assert ask(pipeline, "again", PROMPT[:18]) == 16, "its full blocks"
     assert ask(pipeline, "on", [*PROMPT[:18], 61, 62]) == 18, "to the token where the snapshot ends"
-    ask(pipeline, "whole", PROMPT, 1, SnapshotWish("whole"))
+    ask(pipeline, "whole", PROMPT, 1, SnapshotRequest("whole"))
     pipeline.start(replace(request("other", PROMPT, 2, GREEDY), client_id="stranger"))
     pipeline.run()
     assert rows_on_hops(pipeline)[-4:-2] == [(Phase.TRY_RESTORE_DECODE, 1)] * 2
@@ -166,8 +166,8 @@ def test_a_snapshot_without_logits_and_another_clients_is_restored_up_to_its_las
 def test_a_snapshot_can_be_made_of_one_that_is_resumed() -> None:
     """It outlives the first, and decodes at once as well."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("one"))
-    ask(pipeline, "copy", PROMPT, 1, SnapshotWish("two"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("one"))
+    ask(pipeline, "copy", PROMPT, 1, SnapshotRequest("two"))
     head_of(pipeline).snapshots.free("client", "one")
     flood(pipeline)
     assert kept(pipeline) == [("two", 40)]
@@ -177,7 +177,7 @@ def test_a_snapshot_can_be_made_of_one_that_is_resumed() -> None:
 def test_a_stage_without_the_snapshot_is_a_miss_like_any_other() -> None:
     """It cannot happen while books are kept; if it does, the prompt is computed."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("system"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("system"))
     snapshot = head_of(pipeline).snapshots.of_client("client")[0]
     pipeline.stores[1].release(snapshot.seq_id)
     pipeline.stores[1].clear()
@@ -190,8 +190,8 @@ def test_a_stage_without_the_snapshot_is_a_miss_like_any_other() -> None:
 def test_a_snapshot_can_be_renamed_onto_another(tmp_path: Path) -> None:
     """The one that had the name goes."""
     pipeline = pipeline_of(directory=tmp_path)
-    ask(pipeline, "one", PROMPT, 0, SnapshotWish("a"))
-    ask(pipeline, "two", PROMPT[:30], 0, SnapshotWish("b"))
+    ask(pipeline, "one", PROMPT, 0, SnapshotRequest("a"))
+    ask(pipeline, "two", PROMPT[:30], 0, SnapshotRequest("b"))
     assert order(pipeline, SnapshotAction.RENAME, "a", "b") is None
     assert kept(pipeline) == [("b", 40)]
     assert order(pipeline, SnapshotAction.RENAME, "b", "b") is None
@@ -203,7 +203,7 @@ def test_a_snapshot_can_be_renamed_onto_another(tmp_path: Path) -> None:
 def test_a_request_that_names_a_snapshot_needs_it_to_be_there() -> None:
     """A prompt that is shorter, or differs, shares what it can, and is computed from there."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
     prompts = {"same": PROMPT, "shorter": PROMPT[:20], "differs": [*PROMPT[:18], 60, *PROMPT[19:]]}
     for name, prompt in prompts.items():
         pipeline.start(replace(request(name, prompt, 3, GREEDY), restore="a"))
@@ -230,7 +230,7 @@ def test_a_request_that_names_a_snapshot_needs_it_to_be_there() -> None:
 def test_a_snapshot_that_was_freed_before_a_request_began_is_told_in_its_ending() -> None:
     """One that waits has been acknowledged, and is computed all the same; one that has begun has what it needs."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
     pipeline.start(replace(request("waits", [*PROMPT, 7], 3, GREEDY), restore="a"))
     head_of(pipeline).snapshots.free("client", "a")
     outputs = pipeline.run()
@@ -242,8 +242,8 @@ def test_a_snapshot_that_was_freed_before_a_request_began_is_told_in_its_ending(
 def test_a_prompt_that_goes_on_behind_the_snapshot_that_it_names_uses_all_of_it() -> None:
     """Also where another snapshot is longer, and where nothing is to be drawn."""
     pipeline = pipeline_of()
-    ask(pipeline, "save", PROMPT, 0, SnapshotWish("a"))
-    ask(pipeline, "longer", [*PROMPT, 5, 5, 5], 0, SnapshotWish("b"))
+    ask(pipeline, "save", PROMPT, 0, SnapshotRequest("a"))
+    ask(pipeline, "longer", [*PROMPT, 5, 5, 5], 0, SnapshotRequest("b"))
     for name, prompt, max_tokens in (("on", [*PROMPT, 1], 2), ("both", [*PROMPT, 5, 5, 5, 5], 2), ("none", PROMPT, 0)):
         pipeline.start(replace(request(name, prompt, max_tokens, GREEDY), restore="a"))
     outputs = pipeline.run()
@@ -254,12 +254,12 @@ def test_a_snapshot_made_of_one_without_logits_has_none_either() -> None:
     """It would be drawn from what is not there."""
     pipeline = pipeline_of()
     ask(pipeline, "first", PROMPT, 1)
-    ask(pipeline, "within", PROMPT, 1, SnapshotWish("a", 18))
-    ask(pipeline, "behind", [*PROMPT[:18], 60, 61], 1, SnapshotWish("b", 18))
+    ask(pipeline, "within", PROMPT, 1, SnapshotRequest("a", 18))
+    ask(pipeline, "behind", [*PROMPT[:18], 60, 61], 1, SnapshotRequest("b", 18))
     assert [one.has_logits for one in head_of(pipeline).snapshots.of_client("client")] == [False, False]
     assert ask(pipeline, "again", PROMPT[:18]) == 16
-    ask(pipeline, "computed", [*PROMPT[:16], 50, 51], 1, SnapshotWish("c"))
-    ask(pipeline, "of c", [*PROMPT[:16], 50, 51, 52, 53], 1, SnapshotWish("d", 18))
+    ask(pipeline, "computed", [*PROMPT[:16], 50, 51], 1, SnapshotRequest("c"))
+    ask(pipeline, "of c", [*PROMPT[:16], 50, 51, 52, 53], 1, SnapshotRequest("d", 18))
     assert [one.has_logits for one in head_of(pipeline).snapshots.of_client("client")] == [False, False, True, True]
     assert ask(pipeline, "at once", [*PROMPT[:16], 50, 51]) == 18
 
@@ -267,8 +267,8 @@ def test_a_snapshot_made_of_one_without_logits_has_none_either() -> None:
 def test_snapshots_never_hold_more_than_half_of_the_pool(tmp_path: Path) -> None:
     """Whoever has gone cannot free them, and nobody else may."""
     pipeline = pipeline_of(num_blocks=8)
-    ask(pipeline, "save", PROMPT, 1, SnapshotWish("a"))
-    pipeline.start(replace(request("more", [5] * 30, 2, GREEDY), snapshot=SnapshotWish("b")))
+    ask(pipeline, "save", PROMPT, 1, SnapshotRequest("a"))
+    pipeline.start(replace(request("more", [5] * 30, 2, GREEDY), snapshot=SnapshotRequest("b")))
     pipeline.start(request("long", [5] * 90, 2, GREEDY))
     pipeline.run()
     assert [ack.code for ack in pipeline.acks[-2:]] == [ErrorCode.SNAPSHOT_LIMIT, ErrorCode.CONTEXT_OVERFLOW]

@@ -15,7 +15,7 @@ from stagewire.stage.files.disk_tier import DiskTier
 from stagewire.stage.timing.head_times import HeadMeasures
 from stagewire.stage.timing.restore_note import RestoreOutcome, outcome_of, restore_note
 from stagewire.wire.note import Note
-from stagewire.wire.request import CacheStatistics, Restored, SnapshotWish
+from stagewire.wire.request import CacheStatistics, Restored, SnapshotRequest
 from stagewire.wire.ring import StepResult
 from stagewire.wire.snapshots import SnapshotAction
 
@@ -57,7 +57,7 @@ def test_each_restore_writes_one_line_that_says_what_was_found_and_where_not() -
     ask(pipeline, "part", [*PROMPT[:30], 1, 2, 3])
     (line,) = told(pipeline, "restore")
     assert (line["outcome"], line["asked"], line["tokens"]) == ("hit", "16", "16")
-    ask(pipeline, "save", PROMPT, 1, SnapshotWish("kept"))
+    ask(pipeline, "save", PROMPT, 1, SnapshotRequest("kept"))
     pipeline.notes.clear()
     ask(pipeline, "resumed", PROMPT)
     (line,) = told(pipeline, "restore")
@@ -123,15 +123,15 @@ def test_details_are_written_at_debug_only(caplog: pytest.LogCaptureFixture) -> 
 def test_a_snapshot_that_is_complete_is_told_once() -> None:
     """With its client, its length, and what all of them hold then; one that never is, is not."""
     pipeline = pipeline_of(num_blocks=100)
-    ask(pipeline, "one", PROMPT, 1, SnapshotWish("rules"))
-    ask(pipeline, "two", PROMPT[:32], 1, SnapshotWish("a name", 16))
+    ask(pipeline, "one", PROMPT, 1, SnapshotRequest("rules"))
+    ask(pipeline, "two", PROMPT[:32], 1, SnapshotRequest("a name", 16))
     found = [note.fields for _, note in pipeline.notes if note.event == "snapshot_saved"]
     assert found == [
         f"client=client name=rules epoch={EPOCH} tokens=40 pinned_blocks=3",
         f"client=client name='a name' epoch={EPOCH} tokens=16 pinned_blocks=3",
     ]
     pipeline.notes.clear()
-    pipeline.start(replace(request("gone", PROMPT, 5, GREEDY), snapshot=SnapshotWish("never")))
+    pipeline.start(replace(request("gone", PROMPT, 5, GREEDY), snapshot=SnapshotRequest("never")))
     pipeline.cancel("gone")
     pipeline.run()
     assert told(pipeline, "snapshot_saved") == []
@@ -156,7 +156,7 @@ def test_restores_fetches_and_exports_are_timed(tmp_path: Path) -> None:
         store.clear()
     ask(pipeline, "from files", PROMPT)
     assert measures.fetch_s.count == 1
-    ask(pipeline, "save", PROMPT, 1, SnapshotWish("rules"))
+    ask(pipeline, "save", PROMPT, 1, SnapshotRequest("rules"))
     pipeline.notes.clear()
     assert order(pipeline, SnapshotAction.EXPORT, "rules", "rules-v1") is None
     assert measures.export_s.count == 1

@@ -14,7 +14,7 @@ from support.toy_operators import VOCAB_SIZE, expected_tokens
 from support.toy_pipelines import CUTS, GREEDY, toy_pipeline
 
 from stagewire.stage.files.disk_tier import DiskTier
-from stagewire.wire.request import FinishReason, SnapshotWish
+from stagewire.wire.request import FinishReason, SnapshotRequest
 from stagewire.wire.snapshots import AskHeadSnapshots, SnapshotAction, SnapshotOrder
 
 # --- anything in any order ---
@@ -50,7 +50,7 @@ class AnyRequests(RuleBasedStateMachine):
         max_tokens=st.integers(0, 40),
     )
     def generate(
-        self, base: int, length: int, tail: list[int], max_tokens: int, wish: SnapshotWish | None = None
+        self, base: int, length: int, tail: list[int], max_tokens: int, wish: SnapshotRequest | None = None
     ) -> None:
         name, prompt = f"r{len(self.prompts)}", [*[(base + 1) * (i + 1) % VOCAB_SIZE for i in range(length)], *tail]
         self.prompts[name] = (prompt, max_tokens)
@@ -87,7 +87,7 @@ class AnyRequests(RuleBasedStateMachine):
         max_tokens=st.integers(0, 5),
     )
     def snapshot(self, name: str, base: int, length: int, num_kept: int | None, max_tokens: int) -> None:
-        self.generate(base, length, [], max_tokens, SnapshotWish(name, num_kept))
+        self.generate(base, length, [], max_tokens, SnapshotRequest(name, num_kept))
 
     @rule(name=st.sampled_from(["a", "b"]))
     def free(self, name: str) -> None:
@@ -101,7 +101,7 @@ class AnyRequests(RuleBasedStateMachine):
     def bring_back(self, name: str, file: str) -> None:
         asked = f"r{len(self.prompts)}"
         self.prompts[asked] = ([], 0)
-        wish = SnapshotWish(name, file=file)
+        wish = SnapshotRequest(name, file=file)
         self.pipeline.start(replace(request(asked, [], 0, GREEDY), snapshot=wish))
 
     @rule(index=st.integers(0, 2))
