@@ -76,7 +76,7 @@ def occupant(found: Found) -> str:
     if found.kind is Kind.BROKER:
         return "a Stagewire broker"
     is_unknown = found.kind in _CIRCUMSTANCES or found.kind in (Kind.STRANGER, Kind.WEB_SERVER)
-    return "another program" if is_unknown else f"what is {_described(found)}"
+    return "another program" if is_unknown else f"a Stagewire process ({_described(found)})"
 
 
 def _described(found: Found) -> str:

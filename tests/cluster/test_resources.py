@@ -74,7 +74,7 @@ def test_a_broker_that_runs_already_is_recognized_with_all_its_ports() -> None:
     frontend_port = ends.frontend.rpartition(":")[2]
     assert caught.value.detail == (
         f"port {frontend_port}, where clients connect, is taken by a Stagewire broker; "
-        f"port {metrics_port}, for its metrics, is taken by what is the broker's metrics port"
+        f"port {metrics_port}, for its metrics, is taken by a Stagewire process (the broker's metrics port)"
     )
 
 

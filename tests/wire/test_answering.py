@@ -61,8 +61,8 @@ def test_every_kind_is_either_a_mistake_or_a_circumstance() -> None:
     ("kind", "words"),
     [
         (Kind.BROKER, "a Stagewire broker"),
-        (Kind.STAGE_DATA, "what is a stage's data port, for its neighbours"),
-        (Kind.BROKER_METRICS, "what is the broker's metrics port"),
+        (Kind.STAGE_DATA, "a Stagewire process (a stage's data port, for its neighbours)"),
+        (Kind.BROKER_METRICS, "a Stagewire process (the broker's metrics port)"),
         (Kind.WEB_SERVER, "another program"),
         (Kind.SILENT, "another program"),
     ],
