@@ -141,6 +141,7 @@ def test_a_broker_says_what_is_wrong_with_where_it_shall_listen(flag: str, addre
     assert words in done.stderr and "another port" not in done.stderr
 
 
+@pytest.mark.slow
 def test_everything_works_over_ipv6_loopback(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Broker, stages among themselves, and the client's own return link."""
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"

@@ -191,6 +191,7 @@ def bytes_ids(endpoint: str) -> str:
     return f"{token_id}=100"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locale", short(LOCALES, keep=2))
 @pytest.mark.parametrize(
     "arguments",
@@ -206,6 +207,7 @@ def test_every_command_that_prints_ends_well(arguments: list[str], locale: str, 
     assert done.returncode == int(b"there is no snapshot" in done.stderr), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("locale", "bar"), [("UTF-8", "█▒░"), ("ASCII", "#=."), ("ASCII streams", "#=.")])
 def test_the_bars_of_top_can_be_told_apart_where_there_are_no_blocks(locale: str, bar: str, endpoint: str) -> None:
     done = stagewire(["top", "--once", "--endpoint", endpoint], locale)

@@ -117,12 +117,12 @@ def test_the_command_and_the_sdk_mean_the_same_by_a_text(up: str, text: str, raw
 
 
 def test_an_answer_that_was_cut_says_so(up: str) -> None:
-    """On stderr; `chat` and `generate`."""
     asked = ("--greedy", "--endpoint", up, "--max-tokens", "5")
     for done in (stagewire("generate", "Tell me.", *asked), stagewire("chat", *asked, stdin="Tell me.\n")):
         assert "cut off: after 5 tokens" in done.stderr
 
 
+@pytest.mark.slow
 def test_where_less_than_the_default_limit_fits_an_answer_goes_to_the_end() -> None:
     """Nobody asked for 1,024 tokens: what the memory holds is enough. Who asks for too much is refused."""
     with LocalCluster(stages=1, limits=StageLimits(kv_tokens=128)) as cluster:

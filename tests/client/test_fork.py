@@ -43,7 +43,7 @@ refused(lambda: asyncio.run(async_client.session().generate("Hello")))
 }
 
 
-@pytest.mark.parametrize("call", short(CALLS, keep=5))
+@pytest.mark.parametrize("call", short(CALLS, keep=3))
 def test_an_inherited_client_says_at_once_that_it_is_another_processes(call: str) -> None:
     """Whatever is asked of it, with a typed error that is not to be retried; the parent's request goes on waiting."""
     run(FORK, UNHURT, child=CALLS[call])
@@ -72,6 +72,7 @@ def test_a_child_ends_an_inherited_client_without_a_word(end: str, fork: str) ->
     run(fork, UNHURT, child=end)
 
 
+@pytest.mark.slow
 def test_a_fork_in_the_middle_of_the_threads_work_is_no_different() -> None:
     """While the parent's lock is held by somebody whom the child does not have."""
     held = """
@@ -100,6 +101,7 @@ def test_a_client_cannot_be_sent_to_another_process(make: Callable[[Client], obj
         pickle.dumps(make(client))
 
 
+@pytest.mark.slow
 def test_a_child_that_is_killed_takes_nothing_along() -> None:
     """Its parent's requests, and those of a sister, go on."""
     killed = """

@@ -90,6 +90,7 @@ def test_each_process_refuses_by_itself(command: list[str], limit: int) -> None:
     assert "Traceback" not in said and "event=ready" not in said
 
 
+@pytest.mark.slow
 def test_with_what_it_says_it_needs_it_serves_so_many_clients(tiny_model: str) -> None:
     """And a soft limit that is lower is raised by every process."""
     limit = max(need.of(FEW_CLIENTS) for need in (broker_need(2, 1), stage_need(), starter_need(3)))
@@ -123,6 +124,7 @@ def test_a_broker_with_few_refuses_the_client_that_is_too_many() -> None:
             next_one.connect()
 
 
+@pytest.mark.slow
 def test_a_broker_whose_descriptors_strangers_hold_lives_on(tiny_model: str) -> None:
     """The pipeline that it cannot feed is given up, and stands once they have left."""
     with running(limited(64, *BROKER), until="event=ready") as said:

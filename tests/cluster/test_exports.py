@@ -33,6 +33,7 @@ def work(client: Client) -> None:
         client.session().generate(prompt_token_ids=prompt, sampling=sampling, max_tokens=8, ignore_eos=True).wait()
 
 
+@pytest.mark.slow
 def test_an_unchanged_snapshot_exported_again_is_the_same_bytes(tmp_path: Path) -> None:
     """Under another name, after other work, and from a new cluster that has imported it."""
     limits = StageLimits(kv_tokens=512, snapshot_directory=str(tmp_path))

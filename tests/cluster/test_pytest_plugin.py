@@ -71,12 +71,14 @@ def test_the_test_that_the_page_shows_passes_as_it_stands(project: Path) -> None
     assert not [pid for pid in pids[1].split() if Path("/proc", pid).exists()]
 
 
+@pytest.mark.slow
 def test_the_other_example_runs_as_it_stands() -> None:
     (example,) = examples(ROOT / "docs/testing.md")[1:]
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_session_that_does_not_use_it_loads_nothing_of_it(project: Path) -> None:
     (project / "test_other.py").write_text(
         "import sys\n\ndef test_other():\n    loaded = {name for name in sys.modules if name.startswith('stagewire')}\n"

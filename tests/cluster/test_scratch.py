@@ -111,6 +111,7 @@ def test_without_a_folder_for_it_a_cluster_says_what_to_set(temporary: Path, mon
         ScratchFolder()
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_killed_up_leaves_nothing_for_long(temporary: Path) -> None:
     """Its processes end by themselves, and the next `up` removes its folder, as it does its own at Ctrl-C."""

@@ -105,6 +105,7 @@ def test_there_are_as_many_log_probabilities_as_tokens(client: Client, asked: in
     assert [len(event.top_logprobs) for event in events] == [min(asked, len(TOKENS))] * 2
 
 
+@pytest.mark.slow
 def test_a_generation_config_beside_the_file_counts_too(tmp_path: Path) -> None:
     """Its end tokens, and its values; a damaged one costs nothing but a line in the log."""
     path = write_model(tmp_path / "m.gguf", LLAMA3)

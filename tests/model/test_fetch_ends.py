@@ -127,6 +127,7 @@ def assert_no_room(process: subprocess.Popen[str], cache: Path, reason: str) -> 
     assert left_in(cache) == [f"models/{ENTRY.name}.lock"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [100_000, 300_000, 2_000_000])
 def test_a_limit_on_the_size_of_files_is_named(max_bytes: int, index: SlowIndex, tmp_path: Path) -> None:
     index.pause_s = 0
@@ -161,6 +162,7 @@ def test_a_full_disk_is_named(num_taken: int, small_disk: Path, index: SlowIndex
         assert_no_room(process, cache, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_when_the_file_is_unpacked_is_named(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def test_many_clients_of_processes_with_few_files(
     assert "Traceback" not in logs and "step_failed" not in logs
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_files")
 def test_a_stream_that_began_on_the_relay_is_direct_when_there_is_room(tmp_path: Path) -> None:
     """Without a break, and without a request that is new."""
@@ -161,6 +162,7 @@ def test_a_stream_that_began_on_the_relay_is_direct_when_there_is_room(tmp_path:
             crowd.go()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_files")
 def test_a_flood_and_strangers_end_nobody(tmp_path: Path) -> None:
     """All files of the broker are taken at once by who never speaks: a stream goes on; afterwards others may come."""

@@ -77,6 +77,7 @@ def test_what_scripts_leave_takes_the_room_of_one_is_shown_and_goes(cluster: Loc
         assert used_blocks(client) == [0, 0]
 
 
+@pytest.mark.slow
 def test_the_time_begins_when_the_client_has_gone(cluster: LocalCluster) -> None:
     """However long it was there, and however it left."""
     settings = ClientSettings(endpoint=cluster.endpoint)
@@ -89,6 +90,7 @@ def test_the_time_begins_when_the_client_has_gone(cluster: LocalCluster) -> None
         assert waited_s >= EXPIRY_S - 0.5
 
 
+@pytest.mark.slow
 def test_a_new_broker_frees_what_was_left_before_it(cluster: LocalCluster) -> None:
     """It asks the head, and waits as long as the old one would have."""
     owner = save(cluster, None, PROMPT[:33])

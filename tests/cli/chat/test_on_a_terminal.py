@@ -85,6 +85,7 @@ def test_a_paste_of_several_lines_is_one_message(cluster: LocalCluster, tmp_path
 NO_EDITOR = "import sys; sys.modules['readline'] = None; from stagewire.cli.main import main; sys.exit(main())"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "kind", "command"),
     [
@@ -192,6 +193,7 @@ def test_what_a_terminal_would_obey_is_shown_by_chat_and_generate(cluster: Local
         assert len(re.findall({0x1B: " 033", 0x07: r" \\a", 0x0D: r" \\r", 0x08: r" \\b"}[byte], terminal.shown)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_stage_that_dies_ends_the_turn_in_a_persons_words(tmp_path: Path) -> None:
     with LocalCluster(stages=2) as cluster, on_terminal("chat", "--endpoint", cluster.endpoint, *ENDLESS) as terminal:
@@ -248,6 +250,7 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(tmp_path: Path) -> None:
         assert "(context_overflow:" in shown[-1] or "(context_overflow:" in shown[-2]
 
 
+@pytest.mark.slow
 def test_an_answer_that_fills_the_context_can_be_dropped_for_the_next_question(tmp_path: Path) -> None:
     """Which then finds room for an answer, though nobody said how long that may be."""
     with (
