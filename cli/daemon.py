@@ -63,7 +63,8 @@ class Daemon:
     def _on_signal(self, number: int, _frame: object) -> None:
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else 0
         self.stop.set()
-        signal.signal(number, signal.SIG_DFL)  # the second one does not wait
+        # The second Ctrl-C does not wait; SIGTERM is sent twice at times, as by `timeout`, and once is enough.
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -56,7 +56,8 @@ class Terminated(KeyboardInterrupt):
 def interrupt_on_sigterm() -> None:
     """SIGTERM then ends the command like Ctrl-C: with everything that it started stopped first."""
 
-    def interrupt(_number: int, _frame: object) -> None:
+    def interrupt(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # it is sent twice at times, as by `timeout`; once is enough
         raise Terminated
 
     signal.signal(signal.SIGTERM, interrupt)

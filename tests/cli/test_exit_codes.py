@@ -32,8 +32,13 @@ def deaf() -> Iterator[str]:
         yield str(server.getsockname()[1])
 
 
-def ended_by(number: signal.Signals, arguments: list[str], begun: str | float) -> tuple[int, str]:
-    """The exit code and all output of a command that gets the signal once it says `begun`, or after so long."""
+def ended_by(
+    number: signal.Signals, arguments: list[str], begun: str | float, again_s: float | None = None
+) -> tuple[int, str]:
+    """The exit code and all output of a command that gets the signal once it says `begun`, or after so long.
+
+    After `again_s` it gets the same once more.
+    """
     process = subprocess.Popen(
         [*STAGEWIRE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
     )
@@ -49,6 +54,9 @@ def ended_by(number: signal.Signals, arguments: list[str], begun: str | float) -
             time.sleep(begun)
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
+        if again_s is not None:
+            time.sleep(again_s)
+            process.send_signal(number)
         rest, _ = process.communicate(timeout=30)
         assert psutil.wait_procs(children, timeout=10)[1] == []
         return process.returncode, said + rest
@@ -73,6 +81,16 @@ def test_what_serves_ends_in_order(number: signal.Signals, code: int, tiny_model
     up = ["up", "--frontend-port", "0", "--model", tiny_model, "--stages", "1", "--kv-tokens", "256"]
     ended, said = ended_by(number, up, begun="Ctrl-C stops it")
     assert ended == code and said.endswith("stopping\n")
+
+
+@pytest.mark.parametrize("again_s", [0.0, 0.005, 0.05])
+def test_a_second_sigterm_changes_nothing(again_s: float, tiny_model: str) -> None:
+    """`timeout` and process groups send it twice: what stops in order goes on with that."""
+    broker = ["broker", "--frontend-endpoint", FREE, "--control-endpoint", FREE]
+    assert ended_by(signal.SIGTERM, broker, begun="event=ready", again_s=again_s)[0] == 0
+    up = ["up", "--frontend-port", "0", "--model", tiny_model, "--stages", "1", "--kv-tokens", "256"]
+    ended, said = ended_by(signal.SIGTERM, up, begun="Ctrl-C stops it", again_s=again_s)
+    assert (ended, said.count("stopping\n"), "Traceback" in said) == (0, 1, False)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
