@@ -139,7 +139,8 @@ class TimeAccount:
             return
         is_restored = first.phase in RESTORES
         self._restore_s += cost.plan_s if is_restored else 0.0
-        if last.phase is Phase.PREFILL:
+        gap_s = span_s - cost.known_s - read_s
+        if last.phase is Phase.PREFILL or gap_s < -1e-6:  # computed again, while those before it were under way
             self._prefill_s += span_s - (cost.plan_s if is_restored else 0.0)
             return
         self._plan_s += 0.0 if is_restored else cost.plan_s
@@ -147,7 +148,6 @@ class TimeAccount:
         self._codec_s += cost.read_s + read_s
         for timing in cost.timings:
             self._spent[timing.stage_index].decode_s += timing.compute_s
-        gap_s = span_s - cost.known_s - read_s
         lain_s = min(max(gap_s, 0.0), unread_s)
         self._last_hops_s = gap_s - lain_s
         self._queue_s += cost.queue_s + lain_s

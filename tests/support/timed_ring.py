@@ -66,8 +66,8 @@ class _Stage:
 class TimedRing:
     """`endings` and `truths` by request; `launched_at` and `drawn_at` by step."""
 
-    def __init__(self, num_stages: int, costs: Costs, chunk_tokens: int = 256) -> None:
-        layers = [ToyOperators(index, index + 1, num_stages, 64) for index in range(num_stages)]
+    def __init__(self, num_stages: int, costs: Costs, chunk_tokens: int = 256, num_blocks: int = 64) -> None:
+        layers = [ToyOperators(index, index + 1, num_stages, num_blocks) for index in range(num_stages)]
         self._pipeline = InProcessPipeline(layers, 2, VOCAB_SIZE, chunk_tokens=chunk_tokens)
         self._costs, self._last = costs, num_stages - 1
         self._stages = [_Stage((-1) ** index * 1000.0 * (index + 1)) for index in range(num_stages)]

@@ -156,3 +156,23 @@ def test_in_company_the_parts_miss_only_the_first_steps_way(num_stages: int, see
         others_first_s = 6 * num_stages * costs.read_s  # what a stage reads before it in the same turn
         assert hops_s - 1e-9 <= way_s <= hops_s + timing.unread_s + ended_at_once + others_first_s + 1e-9
         assert timing.hops_s >= -1e-9
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_no_part_is_below_zero_where_tokens_are_computed_again(num_stages: int, seed: int) -> None:
+    """A memory so small that requests lose theirs: tokens that are known already do not wait for one another."""
+    draw = random.Random(seed)
+    costs = Costs(compute_s=lambda _index, step: draw.uniform(0.001, 0.02) + 0.0005 * len(step.token_ids))
+    ring = TimedRing(num_stages, costs, chunk_tokens=draw.choice([4, 8, 16]), num_blocks=10)
+    for number in range(6):
+        prompt = [draw.randrange(60) for _ in range(draw.choice([5, 20, 40]))]
+        ring.start(draw.uniform(0, 0.1), f"r{number}", prompt, draw.randrange(10, 80))
+    ring.run()
+    assert len(ring.endings) == 6
+    assert any(len(truth.steps) > 1 + (ring.endings[name].num_tokens or 0) for name, truth in ring.truths.items())
+    for request_id, truth in ring.truths.items():
+        timing = timing_of(ring, request_id)
+        parts = [timing.queue_s, timing.prefill_s, timing.restore_s, *timing.compute_s, timing.plan_s]
+        assert min(*parts, timing.sample_s, timing.codec_s, timing.hops_s) >= -1e-9
+        assert total(timing) <= truth.ended_at - truth.read_at + 1e-9
